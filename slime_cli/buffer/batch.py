@@ -1,0 +1,114 @@
+"""A rollout batch: the samples that one rollout hands to the trainer, as columns, and its Parquet file on disk.
+
+Written once by the conductor (``rollouts/NNNNNN/samples.parquet``), read by trainer ranks, by a resumed run that trains it
+again, and by anything that reads Parquet. Order of samples is the order of training.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pathlib
+
+import numpy as np
+
+from slime_cli.buffer.types import Sample
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainBatch:
+    """N samples of R response tokens in all, T tokens in all."""
+
+    sample_index_N: np.ndarray
+    group_index_N: np.ndarray
+    lengths_N: np.ndarray
+    """Prompt + response tokens of each sample."""
+    response_lengths_N: np.ndarray
+    rewards_N: np.ndarray
+    truncated_N: np.ndarray
+    tokens_T: np.ndarray
+    loss_mask_R: np.ndarray
+    """uint8, 1 where the token is trained."""
+    rollout_log_probs_R: np.ndarray | None
+    """float32; None when no engine generated the samples (SFT)."""
+
+    def __len__(self) -> int:
+        return len(self.lengths_N)
+
+    @property
+    def starts_N(self) -> np.ndarray:
+        """First token of each sample in ``tokens_T``."""
+        return np.concatenate([[0], np.cumsum(self.lengths_N)[:-1]]).astype(np.int64)
+
+    @property
+    def response_starts_N(self) -> np.ndarray:
+        """First response token of each sample in the ``_R`` columns."""
+        return np.concatenate([[0], np.cumsum(self.response_lengths_N)[:-1]]).astype(np.int64)
+
+    @classmethod
+    def from_samples(cls, samples: list[Sample], reward_key: str | None = None) -> "TrainBatch":
+        """Raises ValueError for a sample whose per-token lists do not fit, or when only some have log-probabilities."""
+        for sample in samples:
+            sample.check()
+        have = [s.rollout_log_probs is not None for s in samples]
+        if any(have) and not all(have):
+            raise ValueError(f"sample {samples[have.index(False)].index} has no rollout_log_probs while others have")
+
+        def flat(values, dtype):
+            return np.fromiter((x for row in values for x in row), dtype=dtype)
+
+        return cls(
+            sample_index_N=np.array([s.index for s in samples], np.int64),
+            group_index_N=np.array([s.group_index for s in samples], np.int64),
+            lengths_N=np.array([len(s.tokens) for s in samples], np.int64),
+            response_lengths_N=np.array([s.response_length for s in samples], np.int64),
+            rewards_N=np.array([0.0 if s.reward is None else s.reward_value(reward_key) for s in samples], np.float64),
+            truncated_N=np.array([s.status.value == "truncated" for s in samples], bool),
+            tokens_T=flat([s.tokens for s in samples], np.int64),
+            loss_mask_R=flat([s.effective_mask() for s in samples], np.uint8),
+            rollout_log_probs_R=flat([s.rollout_log_probs for s in samples], np.float32) if have and all(have) else None,
+        )
+
+
+def to_parquet(samples: list[Sample]) -> bytes:
+    """One row a sample; nested fields as lists, free-form ones (reward, metadata, prompt) as JSON text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [s.to_dict() for s in samples]
+    for row in rows:
+        for name in ("reward", "metadata", "prompt"):
+            row[name] = json.dumps(row[name])
+    schema = pa.schema([
+        ("index", pa.int64()), ("group_index", pa.int64()), ("rollout_id", pa.int64()), ("status", pa.string()),
+        ("prompt", pa.string()), ("response", pa.string()), ("label", pa.string()), ("reward", pa.string()),
+        ("tokens", pa.list_(pa.int64())), ("response_length", pa.int64()), ("loss_mask", pa.list_(pa.int8())),
+        ("rollout_log_probs", pa.list_(pa.float32())), ("weight_versions", pa.list_(pa.string())),
+        ("remove_sample", pa.bool_()), ("metadata", pa.string()),
+    ])  # fmt: skip
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), out, compression="zstd")
+    return out.getvalue()
+
+
+def read_parquet(path: str | os.PathLike) -> list[Sample]:
+    """Inverse of :func:`to_parquet`."""
+    import pyarrow.parquet as pq
+
+    samples = []
+    for row in pq.read_table(path).to_pylist():
+        for name in ("reward", "metadata", "prompt"):
+            row[name] = json.loads(row[name])
+        samples.append(Sample.from_dict(row))
+    return samples
+
+
+def file_hash(path: str | os.PathLike) -> str:
+    """SHA-256 of a file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def rollout_folder(run_dir: str | os.PathLike, rollout_id: int) -> pathlib.Path:
+    return pathlib.Path(run_dir) / "rollouts" / f"{rollout_id:06d}"

@@ -1,0 +1,347 @@
+"""The journal: what became of every sample of a run, in one SQLite file that survives kill -9.
+
+Called by the conductor, the only writer; ``slime trace`` reads along. Invariants:
+
+* a sample moves only along ``SOURCES`` (PENDING -> LEASED -> GENERATED -> REWARDED -> BATCHED -> TRAINED | DROPPED);
+  any other move raises ValueError naming the sample and changes nothing: each method is one transaction;
+* TRAINED is entered only by :meth:`Journal.commit`, together with the step, weight version and durable checkpoint, and
+  once per sample: ``trained`` is append-only and unique by sample, whatever ``samples`` says;
+* the prompt cursor moves in the transaction that leases the rows it passed, so a row is neither lost nor dealt twice;
+* dispatched = trained + dropped + in flight: the left side is counted when dealt, the right from where samples are.
+
+A killed process loses no finished transaction. A power cut may lose the last few, but never one before a commit: that
+one is fsynced, and with it everything older.
+"""
+
+import collections
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import sqlite3
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from slime_cli.buffer.records import (
+    SCHEMA,
+    SOURCES,
+    Commit,
+    Lease,
+    Ledger,
+    OpenGroup,
+    Record,
+    Recovery,
+    check_version,
+    decode,
+    encode,
+    payload_of,
+    plain,
+    quoted,
+    reward_column,
+    statements,
+    with_members,
+)
+from slime_cli.buffer.types import Fate, PromptRow, Sample
+from slime_cli.errors import DataError, UsageError
+
+__all__ = ["SOURCES", "Commit", "Journal", "Lease", "Ledger", "OpenGroup", "Record", "Recovery"]
+
+
+class Journal:
+    """The one writer's handle; see the module for what holds. Threads of the process may share it."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = pathlib.Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._mutex = threading.RLock()
+        self._lock = self._lock_out_others()
+        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=60)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute("PRAGMA secure_delete=OFF")
+        self._db.execute("PRAGMA cache_size=-32768")
+        self._db.execute("PRAGMA wal_autocheckpoint=4000")
+        self._db.execute("PRAGMA journal_size_limit=67108864")  # a burst of large payloads must not leave a large WAL
+        if not check_version(self._db, self.path):
+            with self._transaction():
+                for statement in statements(SCHEMA):
+                    self._db.execute(statement)
+
+    @classmethod
+    def open_readonly(cls, path: str | os.PathLike) -> "Journal":
+        """For reading a live or dead run; every writing method then fails in SQLite."""
+        self = cls.__new__(cls)
+        self.path = pathlib.Path(path)
+        if not self.path.is_file():
+            raise DataError(f"{path}: no such journal", "point at the folder of a run that `slime train` has started")
+        self._mutex, self._lock = threading.RLock(), None
+        name = urllib.parse.quote(str(self.path.resolve()))
+        # In a folder that can't be written, SQLite can't make the WAL's index; without a WAL it needs none.
+        for uri in (f"file:{name}?mode=ro", f"file:{name}?immutable=1"):
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=60)
+            try:
+                version = check_version(self._db, self.path)
+            except sqlite3.OperationalError as error:
+                self._db.close()
+                wal = pathlib.Path(f"{self.path}-wal")
+                if "immutable" in uri or (wal.exists() and wal.stat().st_size):
+                    raise DataError(f"{path}: {error}", "read it where its folder can be written, or copy it") from None
+            else:
+                if not version:
+                    self._db.close()
+                    raise DataError(f"{path}: the journal is empty", "the run was stopped before its first rollout")
+                return self
+        raise AssertionError("unreachable")
+
+    def _lock_out_others(self) -> int:
+        # A POSIX lock, not flock: it ends with this process even when a forked child lives on.
+        fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            message = f"{self.path}: another process is writing it"
+            raise UsageError(message, "stop that run, or use another run directory") from None
+        return fd
+
+    def close(self) -> None:
+        self._db.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        with self._mutex:
+            self._db.execute(begin)
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    # ---- writing: one transaction each ----
+
+    def lease(self, rows: Iterable[Lease], cursor: dict[str, Any], rollout_id: int) -> None:
+        """Deals groups of new samples (LEASED) and moves the prompt cursor past their rows."""
+        rows = list(rows)
+        groups = [(group, row.source, row.row, epoch, encode(row)) for group, row, epoch, _ in rows]
+        samples = [
+            (index, group, position, rollout_id)
+            for group, _, _, indices in rows
+            for position, index in enumerate(indices)
+        ]
+        with self._transaction() as db:
+            try:
+                db.executemany("INSERT INTO groups VALUES(?,?,?,?,?)", groups)
+                self._insert(samples)
+            except sqlite3.IntegrityError as error:
+                raise ValueError(f"a group or sample of rollout {rollout_id} was dealt before ({error})") from error
+            self._put("cursor", cursor)
+
+    def generated(self, samples: Sequence[Sample]) -> None:
+        """Generation ended; the reward is still to come."""
+        with self._transaction():
+            self._store(Fate.GENERATED, samples)
+
+    def finish(self, samples: Sequence[Sample], *, siblings: Sequence[Sample] = ()) -> None:
+        """Rewarded, and so fit for a batch. ``siblings`` are finished as well, but new: what one execution fanned out
+        beyond the sample that was leased for it; they join their group's end and count as dispatched."""
+        with self._transaction() as db:
+            last = "SELECT COALESCE(MAX(position), -1) FROM samples WHERE group_index = ?"
+            ends: dict[int, int] = {}
+            rows = []
+            for sample in siblings:
+                end = ends.get(sample.group_index)
+                end = db.execute(last, (sample.group_index,)).fetchone()[0] if end is None else end
+                ends[sample.group_index] = end + 1
+                rows.append((sample.index, sample.group_index, end + 1, sample.rollout_id))
+            try:
+                self._insert(rows)
+            except sqlite3.IntegrityError as error:
+                raise ValueError(f"siblings {[r[0] for r in rows]} were dealt before ({error})") from error
+            self._store(Fate.REWARDED, [*samples, *siblings])
+
+    rewarded = finish
+
+    def release(self, samples: Sequence[Sample]) -> None:
+        """Back to PENDING with what was generated so far, to be continued (partial rollouts)."""
+        with self._transaction():
+            self._store(Fate.PENDING, samples)
+
+    def resume(self, indices: Iterable[int], rollout_id: int) -> None:
+        """PENDING samples go out again."""
+        with self._transaction():
+            self._move(Fate.LEASED, [(rollout_id, i) for i in indices], "rollout_id = ?")
+
+    def drop(self, indices: Iterable[int], reason: str) -> None:
+        with self._transaction():
+            self._move(Fate.DROPPED, [(reason, i) for i in indices], "reason = ?, payload = NULL")
+
+    def batched(self, indices: Iterable[int], rollout_id: int) -> None:
+        """In a rollout that is durable on disk, which is why the payloads go."""
+        with self._transaction():
+            self._move(Fate.BATCHED, [(rollout_id, i) for i in indices], "rollout_id = ?, payload = NULL")
+
+    def commit(self, *, steps: Iterable[tuple[int, int, str, Sequence[int]]], checkpoint: str) -> None:
+        """``steps`` (step, rollout_id, weight_version, indices) are in the durable ``checkpoint``: all or nothing.
+
+        Raises ValueError, naming them, when samples are not BATCHED (trained before, say) or a step was committed.
+        """
+        steps = [(step, rollout, version, list(indices)) for step, rollout, version, indices in steps]
+        moves = [(step, version, i) for step, _, version, indices in steps for i in indices]
+        now = time.time()
+        with self._mutex:
+            self._db.execute("PRAGMA synchronous=FULL")
+            try:
+                with self._transaction() as db:
+                    self._move(Fate.TRAINED, moves, "step = ?, weight_version = ?")
+                    try:
+                        db.executemany("INSERT INTO trained VALUES(?,?)", [(i, step) for step, _, i in moves])
+                        rows = [(step, rollout, v, checkpoint, len(ids), now) for step, rollout, v, ids in steps]
+                        db.executemany("INSERT INTO commits VALUES(?,?,?,?,?,?)", rows)
+                    except sqlite3.IntegrityError as error:
+                        raise ValueError(f"steps {[s[0] for s in steps]}: committed before ({error})") from error
+            finally:
+                self._db.execute("PRAGMA synchronous=NORMAL")
+
+    def put(self, key: str, value: Any) -> None:
+        """Keeps a JSON value of the caller's under ``key``."""
+        with self._transaction():
+            self._put(key, value)
+
+    def recover(self) -> Recovery:
+        """Takes over from an attempt that ended anyhow: what was under way becomes PENDING, the rest stays."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE samples SET fate = 'PENDING', attempts = attempts + 1 WHERE fate IN ('LEASED', 'GENERATED')"
+            )
+            batched = db.execute(
+                "SELECT rollout_id, sample_index FROM samples WHERE fate = 'BATCHED' ORDER BY rollout_id, sample_index"
+            )
+            replay: dict[int, list[int]] = collections.defaultdict(list)
+            for rollout_id, index in batched:
+                replay[rollout_id].append(index)
+            (last_group,) = db.execute("SELECT COALESCE(MAX(group_index), -1) FROM groups").fetchone()
+            (last_sample,) = db.execute("SELECT COALESCE(MAX(sample_index), -1) FROM samples").fetchone()
+            return Recovery(
+                committed=self._last_commit(),
+                groups=self._open_groups(),
+                replay={rollout_id: tuple(indices) for rollout_id, indices in replay.items()},
+                cursor=self._get("cursor"),
+                next_group_index=last_group + 1,
+                next_sample_index=last_sample + 1,
+            )
+
+    # ---- reading ----
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """What :meth:`put` (or :meth:`lease`, for ``cursor``) kept."""
+        with self._mutex:
+            return self._get(key, default)
+
+    def ledger(self) -> Ledger:
+        """One consistent look, also while another process writes."""
+        with self._transaction("BEGIN") as db:
+            fates = db.execute("SELECT fate, COALESCE(reason, ''), COUNT(*) FROM samples GROUP BY 1, 2").fetchall()
+            twice = "SELECT COALESCE(SUM(n - 1), 0) FROM (SELECT COUNT(*) AS n FROM trained GROUP BY sample_index)"
+            claims = "SELECT COALESCE(SUM(samples), 0) FROM commits"
+            return Ledger(
+                dispatched=self._get("dispatched", 0),
+                trained=sum(n for fate, _, n in fates if fate == Fate.TRAINED.value),
+                dropped={reason: n for fate, reason, n in fates if fate == Fate.DROPPED.value},
+                in_flight={fate: n for fate, _, n in fates if fate not in (Fate.TRAINED.value, Fate.DROPPED.value)},
+                trained_twice=db.execute(twice).fetchone()[0],
+                committed=db.execute(claims).fetchone()[0],
+            )
+
+    def record(self, sample_index: int) -> Record | None:
+        """None when no such sample was dispatched."""
+        with self._mutex:
+            row = self._db.execute(
+                "SELECT sample_index, group_index, position, source, row, epoch, fate, reason, rollout_id, step,"
+                " weight_version, attempts, reward, prompt FROM samples JOIN groups USING(group_index)"
+                " WHERE sample_index = ?",
+                (sample_index,),
+            ).fetchone()
+        if row is None:
+            return None
+        *head, fate, reason, rollout_id, step, version, attempts, reward, prompt = row
+        reward = json.loads(reward) if isinstance(reward, str) else reward
+        row = PromptRow(**decode(prompt))
+        return Record(*head, Fate(fate), reason, rollout_id, step, version, attempts, reward, row)
+
+    def commits(self) -> list[Commit]:
+        with self._mutex:
+            return [Commit(*row) for row in self._db.execute("SELECT * FROM commits ORDER BY step")]
+
+    # ---- inside a transaction ----
+
+    def _insert(self, samples: list[tuple[int, int, int, int | None]]) -> None:
+        self._db.executemany(
+            "INSERT INTO samples(sample_index, group_index, position, fate, rollout_id) VALUES(?,?,?,'LEASED',?)",
+            samples,
+        )
+        self._put("dispatched", self._get("dispatched", 0) + len(samples))
+
+    def _store(self, to: Fate, samples: Sequence[Sample]) -> None:
+        rows = [(reward_column(sample), payload_of(sample), sample.index) for sample in samples]
+        self._move(to, rows, "reward = ?, payload = ?")
+
+    def _move(self, to: Fate, rows: list[tuple], columns: str) -> None:
+        """Moves the samples that end each row, setting ``columns`` from what precedes; all of them or ValueError."""
+        legal = quoted(SOURCES[to])
+        sql = f"UPDATE samples SET fate = '{to.value}', {columns} WHERE sample_index = ? AND fate IN ({legal})"
+        if rows and self._db.executemany(sql, rows).rowcount != len(rows):
+            self._db.execute("ROLLBACK")  # so that the message tells where the samples stood before
+            raise ValueError(self._complaint(to, [row[-1] for row in rows]))
+
+    def _complaint(self, to: Fate, indices: list[int]) -> str:
+        problems, seen = [], set()
+        for index in indices:
+            row = self._db.execute("SELECT fate FROM samples WHERE sample_index = ?", (index,)).fetchone()
+            if row is None:
+                problems.append(f"sample {index} is not in the journal")
+            elif Fate(row[0]) not in SOURCES[to]:
+                problems.append(f"sample {index} can't go {row[0]} -> {to.value}")
+            elif index in seen:
+                problems.append(f"sample {index} is named twice on its way {row[0]} -> {to.value}")
+            seen.add(index)
+        more = f"; and {len(problems) - 10} more" if len(problems) > 10 else ""
+        return "; ".join(problems[:10]) + more
+
+    def _put(self, key: str, value: Any) -> None:
+        self._db.execute("INSERT OR REPLACE INTO state VALUES(?,?)", (key, json.dumps(value, default=plain)))
+
+    def _get(self, key: str, default: Any = None) -> Any:
+        row = self._db.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
+        return default if row is None else json.loads(row[0])
+
+    def _last_commit(self) -> Commit | None:
+        row = self._db.execute("SELECT * FROM commits ORDER BY step DESC LIMIT 1").fetchone()
+        return Commit(*row) if row else None
+
+    def _open_groups(self) -> tuple[OpenGroup, ...]:
+        rows = self._db.execute(
+            "SELECT group_index, epoch, prompt, sample_index, fate, payload FROM samples JOIN groups USING(group_index)"
+            " WHERE fate IN ('PENDING', 'REWARDED') ORDER BY group_index, position"
+        )
+        found: dict[int, OpenGroup] = {}
+        members: dict[int, list[tuple[int, str, bytes | None]]] = collections.defaultdict(list)
+        for group, epoch, prompt, index, fate, payload in rows:
+            if group not in found:
+                found[group] = OpenGroup(group, PromptRow(**decode(prompt)), epoch, (), (), {})
+            members[group].append((index, fate, payload))
+        return tuple(with_members(group, members[group.group_index]) for group in found.values())

@@ -1,0 +1,203 @@
+"""What the journal is made of: its tables, the legal moves between fates, and the records that it answers with.
+
+Used by :mod:`slime_cli.buffer.journal`, which re-exports the records.
+"""
+
+import collections
+import dataclasses
+import json
+import pathlib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from slime_cli.buffer.types import Fate, PromptRow, Sample
+from slime_cli.errors import DataError
+
+VERSION = 1
+
+SCHEMA = f"""
+CREATE TABLE groups(
+    group_index INTEGER PRIMARY KEY, source TEXT NOT NULL, row INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    prompt BLOB NOT NULL);
+CREATE TABLE samples(
+    sample_index INTEGER PRIMARY KEY, group_index INTEGER NOT NULL REFERENCES groups, position INTEGER NOT NULL,
+    fate TEXT NOT NULL, reason TEXT, rollout_id INTEGER, step INTEGER, weight_version TEXT,
+    attempts INTEGER NOT NULL DEFAULT 1, reward, payload BLOB);
+CREATE TABLE commits(
+    step INTEGER PRIMARY KEY, rollout_id INTEGER NOT NULL, weight_version TEXT NOT NULL, checkpoint TEXT NOT NULL,
+    samples INTEGER NOT NULL, time REAL NOT NULL);
+CREATE TABLE trained(sample_index INTEGER PRIMARY KEY, step INTEGER NOT NULL);
+CREATE TRIGGER trained_never_changes BEFORE UPDATE ON trained BEGIN SELECT RAISE(ABORT, 'trained is append-only'); END;
+CREATE TRIGGER trained_never_shrinks BEFORE DELETE ON trained BEGIN SELECT RAISE(ABORT, 'trained is append-only'); END;
+CREATE TABLE state(key TEXT PRIMARY KEY, value TEXT NOT NULL);
+PRAGMA user_version = {VERSION};
+"""
+
+_UNFINISHED = (Fate.PENDING, Fate.LEASED, Fate.GENERATED)
+
+SOURCES: dict[Fate, tuple[Fate, ...]] = {
+    Fate.PENDING: _UNFINISHED,
+    Fate.LEASED: (Fate.PENDING,),
+    Fate.GENERATED: (Fate.PENDING, Fate.LEASED),
+    Fate.REWARDED: _UNFINISHED,
+    Fate.BATCHED: (Fate.REWARDED,),
+    Fate.TRAINED: (Fate.BATCHED,),
+    Fate.DROPPED: (*_UNFINISHED, Fate.REWARDED, Fate.BATCHED),
+}
+"""The fates that a sample may come from, by the fate that it goes to. New samples are LEASED."""
+
+Lease = tuple[int, PromptRow, int, Sequence[int]]
+"""``(group_index, row, epoch, sample indices)``"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Commit:
+    """One optimizer step whose checkpoint is durable."""
+
+    step: int
+    rollout_id: int
+    weight_version: str
+    checkpoint: str
+    samples: int
+    time: float
+    """Unix seconds."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenGroup:
+    """A group that has samples to generate or to batch. Its batched, trained and dropped samples are not listed."""
+
+    group_index: int
+    row: PromptRow
+    epoch: int
+    finished: tuple[Sample, ...]
+    """REWARDED, in position order."""
+    pending: tuple[int, ...]
+    """Sample indices still to finish, in position order."""
+    partial: dict[int, Sample]
+    """What is known already of some of ``pending``: cut-off generations, or whole ones that lack a reward."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recovery:
+    """Where a run stands when an attempt starts."""
+
+    committed: Commit | None
+    """The last committed step; None before the first."""
+    groups: tuple[OpenGroup, ...]
+    replay: dict[int, tuple[int, ...]]
+    """Rollout id -> its BATCHED, uncommitted samples, oldest rollout first: train them from ``rollouts/NNNNNN``."""
+    cursor: dict[str, Any] | None
+    """As given to the last lease; None before the first."""
+    next_group_index: int
+    next_sample_index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ledger:
+    """The conservation law in figures."""
+
+    dispatched: int
+    trained: int
+    dropped: dict[str, int]
+    """By reason."""
+    in_flight: dict[str, int]
+    """By fate; fates without samples are left out."""
+    trained_twice: int
+    committed: int
+    """Samples that the commits claim; equals ``trained``."""
+
+    @property
+    def balanced(self) -> bool:
+        total = self.trained + sum(self.dropped.values()) + sum(self.in_flight.values())
+        return self.dispatched == total and self.trained == self.committed and self.trained_twice == 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """All that the journal says about one sample (``slime trace why``)."""
+
+    sample_index: int
+    group_index: int
+    position: int
+    source: str
+    row: int
+    epoch: int
+    fate: Fate
+    reason: str | None
+    rollout_id: int | None
+    step: int | None
+    weight_version: str | None
+    attempts: int
+    """Times that its generation was started."""
+    reward: float | dict[str, Any] | None
+    prompt: PromptRow
+
+
+def plain(value: Any) -> Any:
+    """numpy and torch scalars or arrays that a hook left in a sample, as Python values."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} can't be stored; use plain values")
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
+decode = msgspec.msgpack.decode
+
+
+def payload_of(sample: Sample) -> bytes:
+    try:
+        return encode(sample)  # the bytes of its to_dict(), ten times as fast
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"sample {sample.index}: {error} (look at its metadata and reward)") from error
+
+
+def reward_column(sample: Sample) -> float | str | None:
+    if isinstance(sample.reward, dict):
+        return json.dumps(sample.reward, default=plain)
+    try:
+        return None if sample.reward is None else float(sample.reward)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"sample {sample.index}: reward {sample.reward!r} is no number ({error})") from error
+
+
+def quoted(fates: Iterable[Fate]) -> str:
+    return ", ".join(f"'{fate.value}'" for fate in fates)
+
+
+def with_members(group: OpenGroup, members: list[tuple[int, str, bytes | None]]) -> OpenGroup:
+    samples = {index: Sample.from_dict(decode(payload)) for index, _, payload in members if payload is not None}
+    pending = tuple(index for index, fate, _ in members if fate == Fate.PENDING.value)
+    return dataclasses.replace(
+        group,
+        finished=tuple(samples[index] for index, fate, _ in members if fate == Fate.REWARDED.value),
+        pending=pending,
+        partial={index: samples[index] for index in pending if index in samples},
+    )
+
+
+def check_version(db: sqlite3.Connection, path: pathlib.Path) -> int:
+    """The schema's version, 0 for an empty file. Raises DataError for other files and newer journals."""
+    try:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        raise DataError(f"{path}: not a journal ({error})", "point at a run directory's journal.sqlite") from None
+    if version > VERSION:
+        raise DataError(f"{path}: journal version {version}, this slime reads {VERSION}", "upgrade this slime")
+    return version
+
+
+def statements(script: str) -> list[str]:
+    """Statements one by one: ``executescript`` would commit between them, and a kill would leave half a schema."""
+    found, part = [], ""
+    for line in script.splitlines(keepends=True):
+        part += line
+        if sqlite3.complete_statement(part):
+            found.append(part)
+            part = ""
+    return found

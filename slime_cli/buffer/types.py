@@ -1,0 +1,111 @@
+"""What travels between the stages: prompts and samples. Torch-free; imported by every stage.
+
+Field names are the ones that hooks of slime scripts read and write. A sample belongs to one group (all samples of one
+prompt occurrence); ``index`` is unique in a run and is the journal's key.
+"""
+
+import dataclasses
+import enum
+from typing import Any
+
+
+class Status(str, enum.Enum):
+    """How generation of a sample ended."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class Fate(str, enum.Enum):
+    """Where a sample stands in the journal; TRAINED and DROPPED are final."""
+
+    PENDING = "PENDING"
+    LEASED = "LEASED"
+    GENERATED = "GENERATED"
+    REWARDED = "REWARDED"
+    BATCHED = "BATCHED"
+    TRAINED = "TRAINED"
+    DROPPED = "DROPPED"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One row of a prompt source, already checked."""
+
+    prompt: str | list[dict[str, Any]]
+    """Plain text, or chat messages ``[{"role": ..., "content": ...}]``."""
+    label: str | None
+    """Reference answer, as text; None when the data has none."""
+    metadata: dict[str, Any]
+    """Whatever else the row carries (``rm_type``, ``tools``, a verifier's entry)."""
+    source: str
+    """The file or URI that the row came from."""
+    row: int
+    """1-based line of a JSONL file, or 1-based row of any other source."""
+
+
+@dataclasses.dataclass(slots=True)
+class Sample:
+    """One response to one prompt occurrence, from dispatch to training.
+
+    ``tokens`` is prompt + response; per-token lists (``loss_mask``, ``rollout_log_probs``) cover the response only.
+    """
+
+    index: int
+    """Unique in the run; the journal's key."""
+    group_index: int
+    """Samples of one prompt occurrence share it."""
+    prompt: str | list[dict[str, Any]] = ""
+    """Text after the chat template was applied, or raw messages."""
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    response: str = ""
+    response_length: int = 0
+    label: str | None = None
+    reward: float | dict[str, Any] | None = None
+    loss_mask: list[int] | None = None
+    """1 where the token is trained; None means all ones."""
+    rollout_log_probs: list[float] | None = None
+    """The engine's log-probability of each response token (natural log, after temperature)."""
+    weight_versions: list[str] = dataclasses.field(default_factory=list)
+    """One per engine call that produced tokens of this sample."""
+    rollout_id: int | None = None
+    remove_sample: bool = False
+    """Keeps its place in the group's statistics but is masked out of the loss."""
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def reward_value(self, key: str | None = None) -> float:
+        """The scalar reward; ``key`` picks it from a dict reward (``--reward-key``)."""
+        value = self.reward[key] if isinstance(self.reward, dict) else self.reward
+        return float(value)
+
+    def effective_mask(self) -> list[int]:
+        """Length ``response_length``; all zero when ``remove_sample``."""
+        if self.remove_sample:
+            return [0] * self.response_length
+        return [1] * self.response_length if self.loss_mask is None else list(self.loss_mask)
+
+    def check(self) -> None:
+        """Raises ValueError when the per-token lists do not fit ``response_length``."""
+        if not 0 <= self.response_length <= len(self.tokens):
+            raise ValueError(f"sample {self.index}: response_length {self.response_length} of {len(self.tokens)} tokens")
+        for name in ("loss_mask", "rollout_log_probs"):
+            values = getattr(self, name)
+            if values is not None and len(values) != self.response_length:
+                raise ValueError(
+                    f"sample {self.index}: {name} has {len(values)} entries for {self.response_length} response tokens"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values only (msgpack and JSON friendly)."""
+        out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        out["status"] = self.status.value
+        return out
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Sample":
+        """Inverse of :meth:`to_dict`; unknown keys raise TypeError."""
+        return cls(**{**values, "status": Status(values["status"])})

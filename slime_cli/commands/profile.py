@@ -1,0 +1,50 @@
+"""``slime profile``: where time goes, in a run's steps and inside the generation engines."""
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Where the time goes: in a run's steps, and inside the engines.")
+
+
+@app.command()
+def step(
+    run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="The run's directory.")],
+    stage: Annotated[str | None, typer.Option(help="This stage only.")] = None,
+    rollout_id: Annotated[int | None, typer.Option(help="This rollout's step only.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Seconds and share of each phase of a training step, from the run's spans."""
+    from slime_cli.errors import DataError
+    from slime_cli.profiling.step import step_budget
+    from slime_cli.tracing.run_dir import spans_of
+    from slime_cli.tracing.summary import render_budget
+
+    budget = step_budget(spans_of(run), stage, rollout_id)
+    if not budget.steps:
+        raise DataError(f"{run}: its spans hold no such finished step", "wait for one; tracing must be on for the run")
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(budget), indent=2).decode())
+    else:
+        from rich.console import Console
+
+        Console().print(render_budget(budget))
+
+
+@app.command()
+def engines(
+    endpoint: Annotated[pathlib.Path, typer.Argument(metavar="ENDPOINT.json", help="By `slime serve-rollout`.")],
+    out: Annotated[pathlib.Path, typer.Option("-o", "--out", help="Folder for the traces; engines write them there.")],
+    num_steps: Annotated[int, typer.Option(min=1, help="Forward steps to record.")] = 8,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the traces.")] = 300.0,
+) -> None:
+    """A torch profile of each engine behind an endpoint, for ui.perfetto.dev."""
+    from slime_cli.manifests import Endpoint, read
+    from slime_cli.profiling.engines import profile_engines
+
+    for url, paths in profile_engines(read(endpoint, Endpoint), out, num_steps, timeout=timeout).items():
+        for path in paths:
+            print(f"{url}  {path}")

@@ -1,0 +1,80 @@
+"""``slime trace``: what a run did. Reads only; safe on a run that is going on."""
+
+import pathlib
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+
+class _SummaryByDefault(TyperGroup):
+    """``slime trace RUN`` means ``slime trace summary RUN``."""
+
+    def parse_args(self, ctx, args):  # noqa: ANN001, ANN201 (typer's own signature)
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = ["summary", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_SummaryByDefault, no_args_is_help=True, help="Summary, ledger and exports of a run.")
+
+RunDir = Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="The run's directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@app.command()
+def summary(run: RunDir, as_json: AsJson = False) -> None:
+    """Stages, steps, rewards, time by phase and the ledger. `slime trace RUN` does the same."""
+    from slime_cli.tracing.summary import render, summarize
+
+    _show(summarize(run), as_json, render)
+
+
+@app.command()
+def ledger(run: RunDir, as_json: AsJson = False) -> None:
+    """Prove dispatched = trained + dropped (by reason) + in flight. Exit code 1 when it does not hold."""
+    from slime_cli.tracing import ledger as ledgers
+
+    parts = ledgers.ledgers(run)
+    _show(ledgers.as_json(parts) if as_json else parts, as_json, ledgers.render)
+    if not ledgers.balanced(parts):
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    run: RunDir,
+    out: Annotated[pathlib.Path | None, typer.Option("-o", "--out", help="File to write [RUN/trace.json].")] = None,
+) -> None:
+    """Write the spans for ui.perfetto.dev or chrome://tracing."""
+    from slime_cli.tracing.perfetto import export as write
+
+    out = out or run / "trace.json"
+    print(f"{write(run, out):,} spans in {out}: open it in https://ui.perfetto.dev")
+
+
+@app.command()
+def why(
+    run: RunDir,
+    sample_index: Annotated[int, typer.Argument(help="The sample's index in the run.")],
+    stage: Annotated[str | None, typer.Option(help="Look in this stage only.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What became of one sample, and which line of the data it came from."""
+    from rich.console import Group
+
+    from slime_cli.tracing import ledger as ledgers
+
+    found = ledgers.find(run, sample_index, stage)
+    _show(found, as_json, lambda all_: Group(*(ledgers.render_record(name, record) for name, record in all_.items())))
+
+
+def _show(value, as_json, render) -> None:  # noqa: ANN001
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    else:
+        from rich.console import Console
+
+        Console().print(render(value))

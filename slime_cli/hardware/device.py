@@ -1,0 +1,78 @@
+"""Which device this machine has, and everything that follows from it. The device is found, never asked for.
+
+:func:`find` is torch-free (the command line uses it before any engine is imported). Processes that import torch call
+:func:`prepare_trainer` first; servers are started with :func:`engine_environment` and :func:`engine_defaults`.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+
+CPU_FOLDER = pathlib.Path(__file__).parent / "cpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What the engines run on."""
+
+    kind: str
+    """``cuda`` or ``cpu``."""
+    count: int
+    """GPUs that are visible, or CPU cores."""
+    name: str
+
+    @property
+    def backend(self) -> str:
+        """torch.distributed backend of the trainer."""
+        return "nccl" if self.kind == "cuda" else "gloo"
+
+
+@functools.cache
+def find() -> Device:
+    """The machine's device. ``CUDA_VISIBLE_DEVICES=""`` makes a GPU machine count as a CPU one, as it does for torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible != "" and shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        names = subprocess.run(query, capture_output=True, text=True, check=False)
+        gpus = [line for line in names.stdout.splitlines() if line.strip()]
+        if names.returncode == 0 and gpus:
+            return Device("cuda", len(visible.split(",")) if visible else len(gpus), gpus[0].strip())
+    return Device("cpu", os.cpu_count() or 1, "cpu")
+
+
+def prepare_trainer() -> Device:
+    """Makes this process able to run Megatron on what the machine has; call before anything imports megatron."""
+    device = find()
+    if device.kind == "cpu":
+        from slime_cli.hardware.cpu import redirect
+
+        redirect.install()
+    return device
+
+
+def engine_environment(environment: dict[str, str]) -> dict[str, str]:
+    """Environment of an SGLang server: on a CPU, its CPU engine and the stand-in for the CUDA-only kernel wheel."""
+    out = dict(environment)
+    if find().kind == "cpu":
+        out["SGLANG_USE_CPU_ENGINE"] = "1"
+        out["PYTHONPATH"] = os.pathsep.join(p for p in (str(CPU_FOLDER), out.get("PYTHONPATH", "")) if p)
+        out.setdefault("OMP_NUM_THREADS", "1")
+    else:
+        out["NCCL_CUMEM_ENABLE"] = "0"  # what SGLang's own processes use; weight updates over NCCL need both sides equal
+    return out
+
+
+def engine_defaults() -> dict[str, object]:
+    """SGLang server arguments (by dest) that this device needs; a user's own ``--sglang-*`` option wins over them."""
+    if find().kind == "cpu":
+        return {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "disable_overlap_schedule": True,
+            "max_total_tokens": 65536,
+            "dtype": "float32",
+        }
+    return {}

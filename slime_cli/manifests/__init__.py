@@ -1,0 +1,110 @@
+"""On-disk contracts between the stages. Torch-free.
+
+``run.json``, ``checkpoint.json``, ``endpoint.json``, ``rollouts/NNNNNN/manifest.json`` and
+``weights/vNNNNNN/manifest.json``; each a frozen struct below, written and read by :mod:`slime_cli.manifests.base`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from slime_cli.manifests.base import read, write, write_bytes, write_json
+
+__all__ = ["Checkpoint", "Endpoint", "Engine", "Rollout", "Run", "Tensor", "Weights", "read", "write", "write_bytes", "write_json"]
+
+
+class Run(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.run/1", kw_only=True):
+    """``run.json``: what a run is, complete enough to start it again."""
+
+    options: dict[str, Any]
+    """Resolved options: ``{"slime": {...}, "megatron": {...}, "sglang": {...}, "router": {...}}``."""
+    origins: dict[str, str]
+    """For each ``section.name``: ``default``, ``profile NAME`` or ``flag``."""
+    argv: list[str]
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    attempt: int
+    """1 for the first start of this run directory, one more at each resume."""
+    created: float
+    """Unix seconds of the first start."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.checkpoint/1", kw_only=True):
+    """``checkpoint.json`` beside a checkpoint's weights."""
+
+    format: str
+    """``torch_dist`` or ``hf``."""
+    source: str
+    source_hashes: dict[str, str]
+    """SHA-256 of each file of the source that decided the weights."""
+    architecture: str
+    """The HF architecture's name, e.g. ``Qwen3ForCausalLM``."""
+    megatron_args: dict[str, Any]
+    """Architecture options in Megatron's own names."""
+    tokenizer_hash: str
+    chat_template_hash: str
+    iteration: int
+    dtype: str
+    layout: dict[str, int]
+    """Parallel sizes that wrote it: tensor, pipeline, data, context, expert."""
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """One SGLang server behind an endpoint."""
+
+    url: str
+    role: str
+    devices: list[int]
+    pid: int
+    host: str
+
+
+class Endpoint(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.endpoint/1", kw_only=True):
+    """``endpoint.json``: where generation is served, by what, and who owns it."""
+
+    router_url: str
+    engines: list[Engine]
+    model: str
+    """Path of the HF checkpoint that the engines started from."""
+    engine_name: str
+    engine_version: str
+    owner_pid: int
+    owner_host: str
+    created: float
+
+
+class Rollout(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.rollout/1", kw_only=True):
+    """``rollouts/NNNNNN/manifest.json`` beside ``samples.parquet``."""
+
+    rollout_id: int
+    groups: int
+    samples: int
+    fates: dict[str, int]
+    """Samples by what became of them while this batch was made: ``batched`` and ``dropped:REASON``."""
+    weight_versions: list[str]
+    prompt_cursor_before: dict[str, int]
+    prompt_cursor_after: dict[str, int]
+    files: dict[str, str]
+    """SHA-256 of each file beside the manifest."""
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One published tensor."""
+
+    dtype: str
+    shape: list[int]
+    file: str
+    checksum: str
+    """First 16 hex digits of SHA-256 over the tensor's bytes (what SGLang's CPU engine reports as well)."""
+
+
+class Weights(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.weights/1", kw_only=True):
+    """``weights/vNNNNNN/manifest.json`` beside safetensors that an engine can load."""
+
+    version: str
+    base: str | None
+    """The version that a delta applies to; None for full weights."""
+    encoding: str
+    tensors: dict[str, Tensor]
+    training_step: int
+    run: str

@@ -1,0 +1,278 @@
+"""Whether resolved options fit together, checked before anything heavy is imported.
+
+:func:`check` reports every contradiction at once, each with the numbers and the fix, and returns warnings for what runs
+but is likely not meant. :func:`layout` is the one place that turns parallel sizes into ranks and engines.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from slime_cli.errors import UsageError
+from slime_cli.options.resolve import Resolved
+
+Problem = tuple[str, str]
+"""Message and fix."""
+
+
+def layout(resolved: Resolved) -> dict[str, int]:
+    """Parallel sizes of the trainer, its ranks, and the number of engines. dp is 0 when the sizes do not divide."""
+    slime, megatron = resolved.slime, resolved.megatron
+    tp = megatron.get("tensor_model_parallel_size", 1)
+    pp = megatron.get("pipeline_model_parallel_size", 1)
+    cp = megatron.get("context_parallel_size", 1)
+    world = slime["actor_num_nodes"] * slime["actor_num_gpus_per_node"]
+    model = max(tp * pp * cp, 1)
+    return {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "dp": 0 if world % model else world // model,
+        "ep": megatron.get("expert_model_parallel_size", 1),
+        "world_size": world,
+        "engine_tp": slime["rollout_num_gpus_per_engine"],
+        "engines": (slime["rollout_num_gpus"] or 0) // max(slime["rollout_num_gpus_per_engine"], 1),
+    }
+
+
+def check(resolved: Resolved) -> list[str]:
+    """Warnings. Raises one UsageError with all contradictions; only `slime train` has all of them to check.
+
+    With stages, each stage is checked: the top level alone need not make sense.
+    """
+    if resolved.stages:
+        return [f"{name}: {found}" for name, stage in _stages(resolved) for found in _check_stage(name, stage)]
+    warnings: list[str] = []
+    problems: list[Problem] = []
+    for one in _TRAIN if resolved.command == "train" else _ALWAYS:
+        for found in one(resolved):
+            problems.append(found) if isinstance(found, tuple) else warnings.append(found)
+    if len(problems) == 1:
+        raise UsageError(*problems[0])
+    if problems:
+        listing = "\n".join(f"  {number}. {message} ({fix})" for number, (message, fix) in enumerate(problems, 1))
+        raise UsageError(f"{len(problems)} options do not fit together:\n{listing}", "fix each as it says")
+    return warnings
+
+
+def _stages(resolved: Resolved) -> Iterator[tuple[str, Resolved]]:
+    for index, stage in enumerate(resolved.stages):
+        yield f"stage {stage['name']}", resolved.for_stage(index)
+
+
+def _check_stage(name: str, stage: Resolved) -> list[str]:
+    try:
+        return check(stage)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.message}", error.fix) from None
+
+
+def _required(r: Resolved) -> Iterator[Problem]:
+    if not r.slime["hf_checkpoint"]:
+        yield "--hf-checkpoint is missing", "give the Hugging Face folder of the model"
+    if r.command != "train":
+        return
+    if not r.slime["prompt_data"]:
+        yield "--prompt-data is missing", "give a file of prompts, or reasoning-gym:TASK"
+    if r.slime["num_rollout"] is None and r.slime["num_epoch"] is None:
+        yield "--num-rollout is missing", "say how many rollout steps to run, or give --num-epoch"
+    if not r.slime["rollout_batch_size"]:
+        yield "--rollout-batch-size is missing", "say how many prompts one rollout step takes"
+
+
+def _positive(r: Resolved) -> Iterator[Problem]:
+    names = (
+        "actor_num_nodes actor_num_gpus_per_node rollout_num_gpus_per_engine num_gpus_per_node rollout_batch_size "
+        "n_samples_per_prompt num_steps_per_rollout max_tokens_per_gpu log_probs_max_tokens_per_gpu save_interval "
+        "eval_interval n_samples_per_eval_prompt rollout_max_response_len rollout_max_prompt_len eval_max_response_len "
+        "over_sampling_batch_size sglang_server_concurrency rm_timeout rm_workers num_rollout num_epoch keep_rollouts"
+    )
+    for name in names.split():
+        if (value := r.slime[name]) is not None and value <= 0:
+            yield f"--{name.replace('_', '-')} is {value}", "it must be at least 1"
+
+
+def _cluster(r: Resolved) -> Iterator[Problem | str]:
+    devices, each = r.slime["rollout_num_gpus"] or 0, r.slime["rollout_num_gpus_per_engine"]
+    endpoint = r.slime["rollout_endpoint"]
+    if each > 0 and devices % each:
+        yield f"--rollout-num-gpus {devices} is not a multiple of --rollout-num-gpus-per-engine {each}", "change one"
+    if endpoint and r.slime["colocate"]:
+        yield (
+            "--colocate and --rollout-endpoint exclude each other",
+            "engines of another process cannot be moved: keep one",
+        )
+    if endpoint:
+        unused = [
+            f"--{section}-{dest.replace('_', '-')}"
+            for section in ("sglang", "router")
+            for dest in getattr(r, section)
+            if r.origins[f"{section}.{dest}"] == "flag"
+        ]
+        unused += ["--rollout-num-gpus"] if r.origins["slime.rollout_num_gpus"] == "flag" else []
+        if unused:
+            yield f"{', '.join(unused)}: no effect with --rollout-endpoint", "give them to `slime serve-rollout`"
+    elif devices == 0 and r.slime["loss_type"] == "policy_loss":
+        yield (
+            "--rollout-num-gpus is 0 and there is no --rollout-endpoint",
+            "something must generate: give one of the two",
+        )
+    if r.slime["colocate"] and not endpoint and devices > layout(r)["world_size"]:
+        yield (
+            f"--colocate has {layout(r)['world_size']} devices, --rollout-num-gpus is {devices}",
+            "leave the latter out",
+        )
+
+
+def _parallel(r: Resolved) -> Iterator[Problem | str]:
+    sizes, megatron = layout(r), r.megatron
+    tp, pp, cp, ep, world = (sizes[name] for name in ("tp", "pp", "cp", "ep", "world_size"))
+    if sizes["dp"] == 0:
+        yield (
+            f"{world} trainer ranks ({r.slime['actor_num_nodes']} nodes x {r.slime['actor_num_gpus_per_node']}) cannot "
+            f"be split into tensor {tp} x pipeline {pp} x context {cp} = {tp * pp * cp}",
+            "change --actor-num-gpus-per-node or the parallel sizes",
+        )
+    expert_tp = megatron.get("expert_tensor_parallel_size") or tp
+    if ep > 1 and world % (expert_tp * ep * pp):
+        yield (
+            f"{world} trainer ranks cannot be split into expert tensor {expert_tp} x expert {ep} x pipeline {pp}",
+            "change one",
+        )
+    if ep > 1 and (experts := megatron.get("num_experts")) is not None and experts % ep:
+        yield f"--num-experts {experts} is not a multiple of --expert-model-parallel-size {ep}", "change the latter"
+    if megatron.get("sequence_parallel") and tp == 1:
+        yield "--sequence-parallel needs --tensor-model-parallel-size above 1", "leave it out, or raise the tensor size"
+    for name in ("num_attention_heads", "ffn_hidden_size"):
+        if (value := megatron.get(name)) and value % tp:
+            yield (
+                f"--{name.replace('_', '-')} {value} is not a multiple of --tensor-model-parallel-size {tp}",
+                "lower it",
+            )
+    uneven = any(key.startswith(("decoder_first_pipeline", "decoder_last_pipeline", "pipeline_model_parallel_layout",
+                                 "account_for")) for key in megatron)  # fmt: skip
+    if (layers := megatron.get("num_layers")) and layers % pp and not uneven:
+        yield (
+            f"--num-layers {layers} is not a multiple of --pipeline-model-parallel-size {pp}",
+            "change the pipeline size",
+        )
+    if megatron.get("bf16") and megatron.get("fp16"):
+        yield "--bf16 and --fp16 exclude each other", "keep one, or write --fp16=false to undo a profile's"
+
+
+def _batch(r: Resolved) -> Iterator[Problem | str]:
+    prompts, group = r.slime["rollout_batch_size"], r.slime["n_samples_per_prompt"]
+    steps, batch = r.slime["num_steps_per_rollout"], r.megatron.get("global_batch_size")
+    if not prompts:
+        return
+    if steps is None or batch is None or prompts * group != batch * steps:
+        yield (
+            f"--rollout-batch-size {prompts} x --n-samples-per-prompt {group} = {prompts * group} samples, but "
+            f"--global-batch-size {batch or '?'} x --num-steps-per-rollout {steps or '?'}"
+            f"{f' = {batch * steps}' if batch and steps else ''}",
+            "make the products equal, or leave one of the last two out",
+        )
+        return
+    dp, micro = layout(r)["dp"], r.megatron.get("micro_batch_size", 1)
+    if not r.slime["use_dynamic_batch_size"] and dp and batch % (dp * micro):
+        yield (
+            f"--global-batch-size {batch} is not a multiple of data parallel {dp} x --micro-batch-size {micro}",
+            "change one, or give --use-dynamic-batch-size with --max-tokens-per-gpu",
+        )
+    elif batch < dp:
+        yield f"--global-batch-size {batch} is below data parallel {dp}: some ranks have nothing to do in every step"
+    over = r.slime["over_sampling_batch_size"]
+    if over is not None and over < prompts:
+        yield f"--over-sampling-batch-size {over} is below --rollout-batch-size {prompts}", "raise it, or leave it out"
+
+
+def _tokens(r: Resolved) -> Iterator[Problem | str]:
+    dynamic, cap = r.slime["use_dynamic_batch_size"], r.slime["max_tokens_per_gpu"]
+    if dynamic and not cap:
+        yield "--use-dynamic-batch-size needs --max-tokens-per-gpu", "give the tokens that one rank can take"
+    if not dynamic:
+        for name in ("max_tokens_per_gpu", "log_probs_max_tokens_per_gpu", "oversize"):
+            if r.origins[f"slime.{name}"] == "flag":
+                yield f"--{name.replace('_', '-')} has no effect", "add --use-dynamic-batch-size"
+    answer, prompt = r.slime["rollout_max_response_len"], r.slime["rollout_max_prompt_len"] or 0
+    room = (cap or 0) * layout(r)["cp"]
+    if dynamic and cap and answer and answer + prompt > room:
+        policy = f"--oversize {r.slime['oversize']} applies"
+        yield f"samples can have {answer + prompt} tokens and a micro-batch takes {room}: {policy}"
+    context = r.sglang.get("context_length")
+    if isinstance(context, int) and answer and answer + prompt > context:
+        yield (
+            f"--sglang-context-length {context} is below prompt {prompt} + answer {answer}",
+            "raise it, or lower the lengths",
+        )
+
+
+def _algorithm(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if not 0 <= s["eps_clip"] < 1 or s["eps_clip_high"] < 0:
+        yield (
+            f"--eps-clip {s['eps_clip']} and --eps-clip-high {s['eps_clip_high']}",
+            "ratios need 0 <= low < 1 and 0 <= high",
+        )
+    for name in ("kl_loss_coef", "kl_loss_type"):
+        if not s["use_kl_loss"] and r.origins[f"slime.{name}"] == "flag":
+            yield f"--{name.replace('_', '-')} has no effect", "add --use-kl-loss"
+    if s["use_kl_loss"] and s["kl_loss_coef"] == 0:
+        yield "--use-kl-loss with --kl-loss-coef 0: the divergence is logged and does not change the gradient"
+    if s["loss_type"] != "policy_loss":
+        return
+    if s["n_samples_per_prompt"] == 1 and s["rewards_normalization"] and s["advantage_estimator"] == "grpo":
+        yield (
+            "--n-samples-per-prompt 1: compared within its group every reward is 0, and nothing is learnt",
+            ("raise it, or give --disable-rewards-normalization"),
+        )
+    if not s["rewards_normalization"] and r.origins["slime.grpo_std_normalization"] == "flag":
+        yield "--disable-grpo-std-normalization has no effect with --disable-rewards-normalization", "keep one"
+
+
+def _sampling(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if not s["rollout_temperature"] > 0:
+        yield (
+            f"--rollout-temperature is {s['rollout_temperature']}",
+            "training needs samples with probabilities: above 0",
+        )
+    for name in ("rollout_top_p", "eval_top_p"):
+        if not 0 < s[name] <= 1:
+            yield f"--{name.replace('_', '-')} is {s[name]}", "it must be above 0 and at most 1"
+    if s["loss_type"] == "policy_loss" and (s["rollout_top_p"] < 1 or s["rollout_top_k"] > 0):
+        yield "--rollout-top-p or --rollout-top-k cuts the distribution: the two probabilities no longer compare"
+
+
+def _reward(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    builtin = str(s["prompt_data"] or "").startswith("reasoning-gym:")
+    if s["loss_type"] == "policy_loss" and not (s["rm_type"] or s["custom_rm_path"] or builtin):
+        yield (
+            "no reward: neither --rm-type nor --custom-rm-path",
+            "give one; only reasoning-gym: prompts bring their own",
+        )
+    if s["rm_type"] == "remote_rm" and not s["rm_url"]:
+        yield "--rm-type remote_rm needs --rm-url", "give the service's address"
+    if s["group_rm"] and not s["custom_rm_path"]:
+        yield "--group-rm needs --custom-rm-path", "built-in rewards look at one sample"
+
+
+def _evaluation(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    data = s["eval_prompt_data"] or []
+    if len(data) % 2:
+        yield f"--eval-prompt-data has {len(data)} words", "give pairs: NAME PATH NAME PATH"
+    elif len(set(data[::2])) < len(data) // 2:
+        yield f"--eval-prompt-data names a set twice: {' '.join(data[::2])}", "give each its own name"
+    if s["eval_interval"] and not data:
+        yield "--eval-interval without --eval-prompt-data", "give a set to evaluate on"
+    if data and not s["eval_interval"]:
+        yield "--eval-prompt-data without --eval-interval", "say every how many rollout steps to evaluate"
+    if s["eval_temperature"] < 0:
+        yield f"--eval-temperature is {s['eval_temperature']}", "0 is greedy; it cannot be negative"
+    if s["save_interval"] and not (s["save"] or s["save_hf"]):
+        yield "--save-interval without --save or --save-hf", "give a folder to save to"
+
+
+_ALWAYS: tuple[Callable[[Resolved], Iterator[Any]], ...] = (_required, _positive, _cluster)
+_TRAIN = (*_ALWAYS, _parallel, _batch, _tokens, _algorithm, _sampling, _reward, _evaluation)

@@ -1,0 +1,61 @@
+"""Values that follow from others when the user leaves them out. Fills, never overrides, never raises.
+
+What contradicts itself is left as given for :mod:`slime_cli.options.checks` to report.
+"""
+
+from typing import Any
+
+FALLBACKS = {
+    "eps_clip_high": "eps_clip",
+    "over_sampling_batch_size": "rollout_batch_size",
+    "log_probs_max_tokens_per_gpu": "max_tokens_per_gpu",
+    "eval_reward_key": "reward_key",
+    "eval_temperature": "rollout_temperature",
+    "eval_top_p": "rollout_top_p",
+    "eval_max_response_len": "rollout_max_response_len",
+    "eval_input_key": "input_key",
+    "eval_label_key": "label_key",
+}
+"""slime dest -> slime dest whose value it takes when not given."""
+
+
+def derived(slime: dict[str, Any], megatron: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    """(section, dest) -> value for all that can be filled in."""
+    found: dict[tuple[str, str], Any] = {}
+    for dest, source in FALLBACKS.items():
+        if slime[dest] is None and slime[source] is not None:
+            found["slime", dest] = slime[source]
+    _batch(slime, megatron, found)
+    if slime["n_samples_per_prompt"] == 1 and slime["grpo_std_normalization"]:
+        found["slime", "grpo_std_normalization"] = False
+    if slime["rollout_num_gpus"] is None:
+        found["slime", "rollout_num_gpus"] = _engine_devices(slime)
+    return found
+
+
+def _batch(slime: dict[str, Any], megatron: dict[str, Any], found: dict) -> None:
+    """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout: three give the fourth."""
+    prompts, group = slime["rollout_batch_size"], slime["n_samples_per_prompt"]
+    steps, batch = slime["num_steps_per_rollout"], megatron.get("global_batch_size")
+    if prompts and batch is None:
+        if prompts * group % (steps or 1) == 0:
+            found["megatron", "global_batch_size"] = prompts * group // (steps or 1)
+            found["slime", "num_steps_per_rollout"] = steps or 1
+    elif prompts and batch and steps is None and prompts * group % batch == 0:
+        found["slime", "num_steps_per_rollout"] = prompts * group // batch
+    elif prompts is None and batch and batch * (steps or 1) % group == 0:
+        found["slime", "rollout_batch_size"] = batch * (steps or 1) // group
+        found["slime", "num_steps_per_rollout"] = steps or 1
+    if ("slime", "rollout_batch_size") in found and slime["over_sampling_batch_size"] is None:
+        found["slime", "over_sampling_batch_size"] = found["slime", "rollout_batch_size"]
+
+
+def _engine_devices(slime: dict[str, Any]) -> int:
+    """As many as the trainer has when colocated; none when nothing is generated here; else one engine's."""
+    if slime["rollout_endpoint"]:
+        return 0
+    if slime["loss_type"] == "sft_loss" and not slime["eval_prompt_data"]:
+        return 0
+    if slime["colocate"]:
+        return slime["actor_num_nodes"] * slime["actor_num_gpus_per_node"]
+    return slime["rollout_num_gpus_per_engine"]

@@ -1,0 +1,74 @@
+"""Native options that slime sets itself, each with the sentence that tells a user what to use in their place.
+
+Keyed by section and dest, so that every spelling of an option is refused.
+"""
+
+_PLACED = "slime places engines and picks their addresses"
+_LOOP = "slime's own loop decides when to stop: --num-rollout or --num-epoch"
+_DATA = "slime feeds the trainer from its rollouts: --prompt-data"
+_MEGATRON_RL = "it belongs to Megatron's own RL loop, which slime does not run"
+_EVAL = "slime evaluates by generating answers: --eval-interval with --eval-prompt-data"
+_WORKERS = "slime registers its engines with the router itself"
+
+MANAGED: dict[str, dict[str, str]] = {
+    "megatron": {
+        "local_rank": "slime starts the trainer ranks: --actor-num-nodes and --actor-num-gpus-per-node",
+        "rank": "slime starts the trainer ranks: --actor-num-nodes and --actor-num-gpus-per-node",
+        "world_size": "slime starts the trainer ranks: --actor-num-nodes and --actor-num-gpus-per-node",
+        "train_iters": _LOOP,
+        "train_samples": _LOOP,
+        "exit_interval": _LOOP,
+        "exit_duration_in_mins": _LOOP,
+        "data_path": _DATA,
+        "train_data_path": _DATA,
+        "valid_data_path": _DATA,
+        "test_data_path": _DATA,
+        "data_args_path": _DATA,
+        "per_split_data_args_path": _DATA,
+        "mock_data": _DATA,
+        "split": _DATA,
+        "eval_iters": _EVAL,
+        "start_eval_at_iter": _EVAL,
+        "eval_global_batch_size": _EVAL,
+        "eval_micro_batch_size": _EVAL,
+        "save_interval": "use --save-interval, which slime counts in rollout steps",
+    },
+    "sglang": {
+        "model_path": "engines load the model of --hf-checkpoint",
+        "host": _PLACED,
+        "port": _PLACED,
+        "nccl_port": _PLACED,
+        "nnodes": f"{_PLACED}: --rollout-num-gpus-per-engine with --num-gpus-per-node",
+        "node_rank": _PLACED,
+        "dist_init_addr": _PLACED,
+        "base_gpu_id": _PLACED,
+        "gpu_id_step": _PLACED,
+        "tp_size": "use --rollout-num-gpus-per-engine",
+        "random_seed": "engines are seeded from --rollout-seed, each differently",
+        "config": "put the options in a profile's `sglang:` section",
+    },
+    "router": {
+        "host": _PLACED,
+        "port": _PLACED,
+        "worker_urls": _WORKERS,
+        "prefill": _WORKERS,
+        "decode": _WORKERS,
+        "service_discovery": _WORKERS,
+        "mini_lb": "slime needs the full router: health checks and worker removal",
+    },
+}
+
+MOVED = {
+    "--sglang-router-ip": "--rollout-endpoint names a running `slime serve-rollout` by its endpoint.json",
+    "--sglang-router-port": "--rollout-endpoint names a running `slime serve-rollout` by its endpoint.json",
+    "--sglang-router-request-timeout-secs": "use --router-request-timeout-secs",
+    "--train-backend": "leave it out: Megatron is the only trainer",
+}
+"""Flags of slime launch scripts that this slime has no option for, and what to do instead."""
+
+
+def refusal(section: str, dest: str) -> str:
+    """Why an option may not be given, or an empty string."""
+    if section == "megatron" and dest.startswith("rl_"):
+        return _MEGATRON_RL
+    return MANAGED.get(section, {}).get(dest, "")

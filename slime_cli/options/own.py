@@ -1,0 +1,203 @@
+"""slime's own options: one row each, and the few native defaults that slime changes.
+
+Names and meanings are those of slime launch scripts. Invariants (tests hold them): every option here is read by some
+code, and a name that Megatron has too is in OWN_OVER_MEGATRON with the reason why slime takes it over.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from slime_cli.options.spec import Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnOption(Option):
+    """An option of slime's own."""
+
+    group: str
+
+
+def _names(flag: str, action: str) -> str:
+    """``--disable-x`` stores False in ``x``, so that code reads a positive."""
+    name = flag.removeprefix("--")
+    return (name.removeprefix("disable-") if action == "store_false" else name).replace("-", "_")
+
+
+def _row(group: str, flag: str, type: str, default: Any, help: str, **more: Any) -> OwnOption:
+    action = "store"
+    if type == "flag":
+        type, action = "bool", "store_false" if default else "store_true"
+    return OwnOption(
+        dest=_names(flag, action),
+        flags=(flag,),
+        action=action,
+        type=type,
+        default=default,
+        help=help,
+        group=group,
+        **more,
+    )
+
+
+_CLUSTER = (
+    ("--actor-num-nodes", "int", 1, "Machines that hold trainer ranks."),
+    ("--actor-num-gpus-per-node", "int", 1, "Trainer ranks on each machine: GPUs, or processes on a CPU."),
+    ("--rollout-num-gpus", "int", None, "Devices of all engines together; as many as the trainer's with --colocate."),
+    ("--rollout-num-gpus-per-engine", "int", 1, "Devices of one engine, which it uses as tensor parallel ranks."),
+    ("--num-gpus-per-node", "int", 8, "Devices that one machine has, for placing engines."),
+    ("--colocate", "flag", False, "Trainer and engines take turns on the same devices."),
+)
+_MODEL = (
+    ("--hf-checkpoint", "str", None, "Folder of the Hugging Face model: engine weights, tokenizer and chat template."),
+    ("--load", "str", None, "Checkpoint folder to start or resume the trainer from."),
+    ("--ref-load", "str", None, "Checkpoint of the reference model; also the start when --load holds none yet."),
+    ("--save", "str", None, "Folder for the trainer's checkpoints."),
+    ("--save-interval", "int", None, "Rollout steps between two checkpoints."),
+    ("--save-hf", "str", None, "Folder for Hugging Face exports; {rollout_id} in it becomes the step."),
+)
+_ROLLOUT = (
+    ("--num-rollout", "int", None, "Rollout steps to run."),
+    ("--num-epoch", "int", None, "Passes over the prompts, when --num-rollout is not given."),
+    ("--rollout-batch-size", "int", None, "Prompts in one rollout step."),
+    ("--n-samples-per-prompt", "int", 1, "Answers generated for each prompt: the group."),
+    ("--rollout-temperature", "float", 1.0, "Sampling temperature; log-probabilities are scaled alike."),
+    ("--rollout-top-p", "float", 1.0, "Nucleus sampling mass; 1 samples from the whole distribution."),
+    ("--rollout-top-k", "int", -1, "Sample among so many most likely tokens; -1 for all."),
+    ("--rollout-max-response-len", "int", None, "Tokens after which an answer is cut."),
+    ("--rollout-max-prompt-len", "int", None, "Prompts of more tokens than this are left out, and counted."),
+    ("--rollout-stop", "str", None, "Texts that end an answer.", {"nargs": "+"}),
+    ("--rollout-stop-token-ids", "int", None, "Token ids that end an answer.", {"nargs": "+"}),
+    ("--rollout-shuffle", "flag", False, "Draw the prompts of each epoch in a shuffled order."),
+    ("--rollout-seed", "int", 42, "Seed of the prompt order and of procedural prompts."),
+    ("--rollout-skip-special-tokens", "flag", False, "Leave special tokens out of the decoded answer."),
+    (
+        "--over-sampling-batch-size",
+        "int",
+        None,
+        "Prompts to draw whenever too few groups are left; --rollout-batch-size.",
+    ),
+    ("--dynamic-sampling-filter-path", "str", None, "Function that decides whether a finished group is kept."),
+    ("--custom-generate-function-path", "str", None, "Function that generates one sample, for turns and tools."),
+    ("--sglang-server-concurrency", "int", 512, "Requests in flight for each engine."),
+    (
+        "--rollout-endpoint",
+        "str",
+        None,
+        "endpoint.json of a running `slime serve-rollout` to use in place of own engines.",
+    ),
+)
+_DATA = (
+    ("--prompt-data", "str", None, "JSON lines or Parquet of prompts, or reasoning-gym:TASK."),
+    ("--input-key", "str", "input", "Field of a row that holds the prompt."),
+    ("--label-key", "str", None, "Field of a row that holds the expected answer."),
+    ("--metadata-key", "str", "metadata", "Field of a row that travels with its samples."),
+    ("--tool-key", "str", "tools", "Field of a row that lists tools for the chat template."),
+    ("--apply-chat-template", "flag", False, "Render the prompt's messages with the tokenizer's chat template."),
+    ("--apply-chat-template-kwargs", "json", {}, "JSON object of extra arguments for the chat template."),
+    ("--on-bad-row", "str", "fail", "Whether a row that cannot be used ends the run or is counted and passed over.",
+     {"choices": ("fail", "skip")}),
+)  # fmt: skip
+_BATCH = (
+    ("--num-steps-per-rollout", "int", None, "Optimizer steps on each rollout; the global batch size follows from it."),
+    ("--use-dynamic-batch-size", "flag", False, "Pack samples into micro-batches by their tokens."),
+    ("--max-tokens-per-gpu", "int", None, "Tokens that one rank takes in a packed micro-batch."),
+    ("--log-probs-max-tokens-per-gpu", "int", None, "The same where no gradient is needed; --max-tokens-per-gpu."),
+    ("--oversize", "str", "isolate", "A sample above the token cap goes alone, is dropped, or ends the run.",
+     {"choices": ("isolate", "drop", "fail")}),
+)  # fmt: skip
+_REWARD = (
+    ("--rm-type", "str", None, "Built-in reward by name; a row's metadata can name another."),
+    ("--rm-url", "str", None, "Reward service that --rm-type remote_rm asks."),
+    ("--custom-rm-path", "str", None, "Function that rewards a sample, or a group with --group-rm."),
+    ("--group-rm", "flag", False, "Reward the samples of a group in one call."),
+    ("--reward-key", "str", None, "Entry to train on when a reward is a dict."),
+    ("--eval-reward-key", "str", None, "Entry to report in evaluation; --reward-key."),
+    ("--rm-timeout", "float", 10.0, "Seconds after which one reward computation is given up, and counted."),
+    ("--rm-workers", "int", 2, "Processes that verify answers."),
+)
+_EVAL = (
+    ("--eval-interval", "int", None, "Rollout steps between two evaluations."),
+    ("--eval-prompt-data", "str", None, "Evaluation sets: NAME PATH, and so on in pairs.", {"nargs": "+"}),
+    ("--n-samples-per-eval-prompt", "int", 1, "Answers for each evaluation prompt."),
+    ("--eval-temperature", "float", None, "Temperature in evaluation; --rollout-temperature."),
+    ("--eval-top-p", "float", None, "Nucleus mass in evaluation; --rollout-top-p."),
+    ("--eval-max-response-len", "int", None, "Answer length in evaluation; --rollout-max-response-len."),
+    ("--eval-input-key", "str", None, "Prompt field of evaluation rows; --input-key."),
+    ("--eval-label-key", "str", None, "Answer field of evaluation rows; --label-key."),
+    ("--skip-eval-before-train", "flag", False, "Do not evaluate before the first step."),
+)
+_ALGORITHM = (
+    ("--loss-type", "str", "policy_loss", "Reinforcement learning, or supervised training on the rows' answers.",
+     {"choices": ("policy_loss", "sft_loss")}),
+    ("--advantage-estimator", "str", "grpo", "How rewards become advantages.", {"choices": ("grpo",)}),
+    ("--eps-clip", "float", 0.2, "How far the probability ratio may fall below 1."),
+    ("--eps-clip-high", "float", None, "How far the ratio may rise above 1; --eps-clip."),
+    ("--use-kl-loss", "flag", False, "Add the divergence from the reference model to the loss."),
+    ("--kl-loss-coef", "float", 0.0, "Weight of that divergence."),
+    ("--kl-loss-type", "str", "k1", "Estimator of that divergence.", {"choices": ("k1", "k2", "k3", "low_var_kl")}),
+    ("--entropy-coef", "float", 0.0, "Weight of the entropy bonus."),
+    ("--disable-grpo-std-normalization", "flag", True, "Do not divide a group's rewards by their spread."),
+    ("--disable-rewards-normalization", "flag", True, "Take rewards as advantages without comparing within the group."),
+    ("--use-rollout-logprobs", "flag", False, "Take the engine's log-probabilities as those of the old policy."),
+)  # fmt: skip
+_RUN = (
+    ("--run-dir", "str", None, "Folder of the run: run.json, journal, rollouts, metrics, trace."),
+    ("--trace", "str", "on", "Whether spans are recorded.", {"choices": ("on", "off")}),
+    ("--keep-rollouts", "int", None, "Rollout folders to keep, the newest; all when not given."),
+)
+_GROUPS = {
+    "cluster": _CLUSTER,
+    "model": _MODEL,
+    "rollout": _ROLLOUT,
+    "data": _DATA,
+    "batch": _BATCH,
+    "reward": _REWARD,
+    "eval": _EVAL,
+    "algorithm": _ALGORITHM,
+    "run": _RUN,
+}
+
+OPTIONS: tuple[OwnOption, ...] = tuple(
+    _row(group, *row[:4], **(row[4] if len(row) > 4 else {})) for group, rows in _GROUPS.items() for row in rows
+)
+
+OWN_OVER_MEGATRON = {
+    "--load": "slime finds the step to resume by its journal, then hands Megatron the folder",
+    "--save": "slime commits a checkpoint together with the journal",
+    "--save-interval": "slime counts rollout steps, Megatron optimizer steps",
+    "--eval-interval": "slime evaluates by generating answers, Megatron by a validation loss",
+}
+"""Flags that Megatron has too. slime reads them; Megatron's parser does not see them."""
+
+NATIVE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "megatron": {"micro_batch_size": 1, "lr": 1e-6},
+    "sglang": {},
+    "router": {
+        "balance_abs_threshold": 10,
+        "balance_rel_threshold": 1.2,
+        "log_level": "warn",
+        "request_timeout_secs": 14400,
+    },
+}
+"""Section -> dest -> value that slime gives where the user gives none; all else keeps the engine's default."""
+
+SERVE_ROLLOUT = frozenset(
+    "rollout_num_gpus rollout_num_gpus_per_engine num_gpus_per_node hf_checkpoint run_dir "
+    "sglang_server_concurrency trace".split()
+)
+READ_BY: dict[str, tuple[frozenset[str] | None, tuple[str, ...]]] = {
+    "train": (None, ("megatron", "sglang", "router")),
+    "serve-rollout": (SERVE_ROLLOUT, ("sglang", "router")),
+}
+"""Command -> (own dests that it reads, None for all; sections whose flags it takes). Other commands take everything."""
+
+
+@functools.cache
+def by_flag() -> dict[str, OwnOption]:
+    return {flag: option for option in OPTIONS for flag in option.flags}
+
+
+@functools.cache
+def by_dest() -> dict[str, OwnOption]:
+    return {option.dest: option for option in OPTIONS}

@@ -1,0 +1,112 @@
+"""Profiles: named YAML files of options, shipped under ``slime_cli/profiles`` or the user's own.
+
+Sections ``slime: megatron: sglang: router:`` hold options by native name, hyphens or underscores; ``stages:`` is a list
+of such maps with a ``name``, each laid over the profile's top level for one part of a run; ``description:`` is for
+people.
+"""
+
+import difflib
+import functools
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+from slime_cli.errors import UsageError
+from slime_cli.options.layers import SECTIONS, Layer, close_names, from_map, suggestion
+
+FOLDER = pathlib.Path(__file__).parents[1] / "profiles"
+KINDS = ("runs", "models")
+"""Subfolders, in the order in which a name is looked up."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One profile, checked."""
+
+    name: str
+    """As the user gave it."""
+    path: pathlib.Path
+    description: str
+    layer: Layer
+    stages: tuple[dict[str, Any], ...]
+    """As written: ``name`` and section maps. Every entry has passed :func:`from_map`."""
+
+
+@functools.cache
+def _loader() -> type:
+    """YAML in which only true and false are booleans (``trace: off`` is text), and a key twice is an error.
+
+    Made when first used: importing yaml takes as long as all the rest of a resolution.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node, deep=False):
+            seen = set()
+            for key, _ in node.value:
+                if str(key.value) in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is there twice", key.start_mark)
+                seen.add(str(key.value))
+            return super().construct_mapping(node, deep)
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in found if not (tag.endswith(":bool") and first not in "tTfF")]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    return Loader
+
+
+def available() -> dict[str, list[str]]:
+    """Kind -> names of the shipped profiles."""
+    return {kind: sorted(path.stem for path in (FOLDER / kind).glob("*.yaml")) for kind in KINDS}
+
+
+def find(name: str) -> pathlib.Path:
+    """The file of a profile's name, or of a path to one."""
+    for kind in KINDS:
+        if (path := FOLDER / kind / f"{name}.yaml").is_file():
+            return path
+    if name.endswith((".yaml", ".yml")):
+        if (path := pathlib.Path(name)).is_file():
+            return path
+        raise UsageError(f"profile {name}: no such file")
+    known = available()
+    names = [found for kind in KINDS for found in known[kind]]
+    listing = "; ".join(f"{kind}: {', '.join(known[kind])}" for kind in KINDS if known[kind])
+    close = close_names(name, names, 0.6)
+    raise UsageError(
+        f"no profile {name!r}", f"{suggestion(close) + ' ' if close else ''}available: {listing}, or a .yaml file"
+    )
+
+
+def load(name: str) -> Profile:
+    """Finds, reads and checks a profile."""
+    import yaml
+
+    path = find(name)
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    content = {} if content is None else content
+    _check_keys(content, (*SECTIONS, "stages", "description"), str(path))
+    stages = content.get("stages") or []
+    if not isinstance(stages, list):
+        raise UsageError(f"{path}: `stages` must be a list, got {stages!r}")
+    named = []
+    for number, stage in enumerate(stages):
+        where = f"{path}: stage {number + 1}"
+        _check_keys(stage, (*SECTIONS, "name"), where)
+        from_map(stage, where)
+        named.append({**stage, "name": str(stage.get("name", f"stage-{number + 1}"))})
+    return Profile(name, path, str(content.get("description", "")).strip(), from_map(content, str(path)), tuple(named))
+
+
+def _check_keys(content: Any, allowed: tuple[str, ...], where: str) -> None:
+    if not isinstance(content, dict):
+        raise UsageError(f"{where}: must be a map with {', '.join(allowed)}, got {content!r}")
+    for key in content:
+        if key not in allowed:
+            close = difflib.get_close_matches(str(key), allowed, 1, 0.5)
+            fix = suggestion(close) if close else f"sections are {', '.join(allowed)}"
+            raise UsageError(f"{where}: unknown section `{key}`", fix)

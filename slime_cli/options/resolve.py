@@ -1,0 +1,141 @@
+"""One strict resolution of a command's options: default < profiles in order < (stage) < flags, then what follows.
+
+:func:`resolve` raises UsageError for whatever cannot be understood; whether the values fit together is for
+:mod:`slime_cli.options.checks`. Nothing here imports an engine.
+"""
+
+import copy
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slime_cli.options import catalogue, own
+from slime_cli.options.derive import derived
+from slime_cli.options.layers import SECTIONS, Layer, from_argv, from_map
+from slime_cli.options.profiles import load as load_profile
+from slime_cli.options.spec import UNSET, to_words
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """All options of one command. Treat the dicts as frozen too: copies are made by :meth:`for_stage`."""
+
+    slime: dict[str, Any]
+    """Every own option by dest."""
+    megatron: dict[str, Any]
+    """Native options that differ from the engine's default because somebody, or slime, set them; dest -> value."""
+    sglang: dict[str, Any]
+    router: dict[str, Any]
+    origins: dict[str, str]
+    """"section.dest" -> "default", "derived", "profile NAME", "stage NAME" or "flag"; for every value above."""
+    stages: tuple[dict[str, Any], ...] = ()
+    """The profile's stages as written: ``name`` and section maps."""
+    command: str = "train"
+    profiles: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    stage_file: str = field(default="", repr=False)
+    """File that ``stages`` came from, for messages."""
+
+    def native_argv(self, section: str) -> list[str]:
+        """Words that make the genuine parser of ``section`` store exactly what is set."""
+        table = catalogue.load(section)
+        return [
+            word
+            for dest, value in getattr(self, section).items()
+            for word in to_words(table.option_for(dest, value), value)
+        ]
+
+    def megatron_argv(self) -> list[str]:
+        return self.native_argv("megatron")
+
+    def sglang_argv(self) -> list[str]:
+        return self.native_argv("sglang")
+
+    def router_argv(self) -> list[str]:
+        return self.native_argv("router")
+
+    def for_stage(self, index: int) -> "Resolved":
+        """The options of one stage: its map over defaults and profiles, beneath flags; derived values made anew.
+
+        What comes back has no stages of its own.
+        """
+        stage = self.stages[index]
+        layer = from_map(stage, f"{self.stage_file}: stage {index + 1}")
+        build = _Build.of(self)
+        build.lay(
+            {key: value for key, value in layer.items() if build.origins.get(key) != "flag"}, f"stage {stage['name']}"
+        )
+        return build.done(replace(self, stages=(), stage_file=""))
+
+    def given(self, section: str, dest: str) -> bool:
+        """Somebody set it: a profile, a stage or a flag."""
+        return self.origins.get(f"{section}.{dest}", "default") not in ("default", "derived")
+
+
+def resolve(argv: Sequence[str], profiles: Sequence[str] = (), command: str = "train") -> Resolved:
+    """Resolves a command line (without the command's name and ``--profile``) over profiles, later over earlier."""
+    build = _Build.defaults()
+    stages, stage_file = (), ""
+    for profile in map(load_profile, profiles):
+        build.lay(profile.layer, f"profile {profile.name}")
+        if profile.stages:
+            stages, stage_file = profile.stages, str(profile.path)
+    build.lay(from_argv(list(argv), command), "flag")
+    empty = Resolved({}, {}, {}, {}, {}, stages, command, tuple(profiles), tuple(argv), stage_file)
+    return build.done(empty)
+
+
+def args_namespace(resolved: Resolved) -> types.SimpleNamespace:
+    """What hooks get as ``args``: every own option by dest, and Megatron's that are set."""
+    return types.SimpleNamespace(**resolved.megatron | resolved.slime)
+
+
+@dataclass
+class _Build:
+    """Values and origins while layers are laid one over another."""
+
+    values: dict[tuple[str, str], Any]
+    origins: dict[tuple[str, str], str]
+
+    @classmethod
+    def defaults(cls) -> "_Build":
+        values = {("slime", option.dest): copy.deepcopy(option.default) for option in own.OPTIONS}
+        for section, native in own.NATIVE_DEFAULTS.items():
+            values |= {(section, dest): value for dest, value in native.items()}
+        return cls(values, dict.fromkeys(values, "default"))
+
+    @classmethod
+    def of(cls, resolved: Resolved) -> "_Build":
+        """Resolved options with derived values taken back to their defaults."""
+        build = cls.defaults()
+        for name, origin in resolved.origins.items():
+            section, dest = key = tuple(name.split(".", 1))
+            if origin not in ("default", "derived"):
+                build.origins[key] = origin
+                if dest in getattr(resolved, section):
+                    build.values[key] = getattr(resolved, section)[dest]
+                else:
+                    build.values.pop(key, None)
+        return build
+
+    def lay(self, layer: Layer, origin: str) -> None:
+        start = _Build.defaults().values if UNSET in layer.values() else {}
+        for key, value in layer.items():
+            self.origins[key] = origin
+            if value is not UNSET:
+                self.values[key] = value
+            elif key in start:
+                self.values[key] = start[key]
+            else:
+                self.values.pop(key, None)
+
+    def section(self, name: str) -> dict[str, Any]:
+        return {dest: value for (section, dest), value in self.values.items() if section == name}
+
+    def done(self, frame: Resolved) -> Resolved:
+        extra = derived(self.section("slime"), self.section("megatron"))
+        self.values |= extra
+        self.origins |= dict.fromkeys(extra, "derived")
+        origins = {f"{section}.{dest}": origin for (section, dest), origin in self.origins.items()}
+        return replace(frame, **{name: self.section(name) for name in SECTIONS}, origins=origins)

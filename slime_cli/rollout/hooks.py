@@ -1,0 +1,185 @@
+"""Users' functions by import path (``pkg.mod.fn`` or ``file.py:fn``), checked when loaded.
+
+Every ``--*-path`` option has a kind below: the call that slime makes. :func:`load` either returns something that accepts
+that call or raises a UsageError saying what is wrong, where, and the nearest name. Loading is cached by path.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from slime_cli.buffer.source_base import nearest
+from slime_cli.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """How slime calls a hook."""
+
+    positional: tuple[str, ...]
+    keywords: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    """Keywords passed only when the signature has them (see :func:`accepted`)."""
+    form: str = "sync"
+    """``async``: must be a coroutine function; ``sync``: must not be; ``either``."""
+
+    def __str__(self) -> str:
+        keywords = [f"{name}=" for name in (*self.keywords, *self.optional)]
+        star = ["*"] if keywords and not self.positional else []
+        return f"{'async ' if self.form == 'async' else ''}f({', '.join([*self.positional, *star, *keywords])})"
+
+
+KINDS = {
+    "generate": Call(("args", "sample", "sampling_params"), optional=("evaluation",), form="async"),
+    "reward": Call(("args", "sample"), form="either"),
+    "group_reward": Call(("args", "samples"), form="either"),
+    "dynamic_filter": Call(("args", "samples")),
+    "rollout": Call(("args", "rollout_id", "data_source"), keywords=("evaluation",), form="either"),
+    "sample_hook": Call(("args", "sample"), keywords=("rollout_id", "evaluation"), form="either"),
+    "buffer_filter": Call(("args", "rollout_id", "buffer", "num_samples")),
+    "rollout_sample_filter": Call(("args", "data")),
+    "all_samples_process": Call(("args", "all_samples", "data_source")),
+    "reward_post_process": Call(("args", "samples")),
+    "convert_samples": Call(("args", "samples")),
+    "data_postprocess": Call(("args", "rollout_id", "rollout_data")),
+    "rollout_log": Call(("rollout_id", "args", "samples", "extra_metrics", "rollout_time")),
+    "eval_log": Call(("rollout_id", "args", "data", "extra_metrics")),
+    "data_source": Call(("args",)),
+    "loss": Call(("args", "batch", "logits", "sum_of_sample_mean")),
+    "advantage": Call(("args", "rollout_data")),
+    "tis": Call(
+        ("args",),
+        keywords=(
+            "pg_loss",
+            "train_log_probs",
+            "rollout_log_probs",
+            "loss_masks",
+            "total_lengths",
+            "response_lengths",
+        ),
+    ),
+    "pg_loss_reducer": Call(("total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss")),
+    "model_provider": Call(("pre_process", "post_process"), optional=("vp_stage",)),
+    "megatron_init": Call(("args",)),
+    "before_log_prob": Call(("args", "model", "store_prefix")),
+    "before_train_step": Call(("args", "rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler")),
+    "weight_post_write": Call(("args", "version_dir", "rollout_engines")),
+}
+
+
+def load(path: str, kind: str) -> Callable[..., Any]:
+    """The function (or class) at ``path``. Raises UsageError when it is not there or does not accept the kind's call."""
+    if kind not in KINDS:
+        raise ValueError(f"no such kind of hook: {kind!r}{nearest(kind, KINDS)}")
+    function = _find(path, kind)
+    _check_call(path, kind, function)
+    return function
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """True for coroutine functions, partials of them, and objects whose ``__call__`` is one."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+
+
+def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
+    """Of ``offered``, the keywords that the signature takes: how optional ones are passed."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return offered
+    by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {name: value for name, value in offered.items() if name in by_name}
+
+
+def _find(path: str, kind: str) -> Any:
+    where = f"{kind} hook {path!r}"
+    module_name, _, name = path.rpartition(":" if ".py:" in path else ".")
+    if not module_name or not name:
+        raise UsageError(f"{where}: not an import path", "write package.module.function or file.py:function")
+    module = _load_file(module_name, where) if ".py:" in path else _load_module(module_name, where)
+    if not hasattr(module, name):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        place = getattr(module, "__file__", None) or module.__name__
+        raise UsageError(f"{where}: {place} has no {name!r}{nearest(name, public)}", "check the function's name")
+    return getattr(module, name)
+
+
+def _load_module(name: str, where: str) -> ModuleType:
+    """Tells "there is no such module" from "it is there and fails to import"."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise _broken(where, error) from error
+        message = f"{where}: there is no module {error.name!r} on the import path"
+        raise UsageError(message, "set PYTHONPATH to its folder, or write file.py:function") from None
+    except (Exception, SystemExit) as error:
+        raise _broken(where, error) from error
+
+
+@functools.cache
+def _load_file(file: str, where: str) -> ModuleType:
+    """Runs a file as a module. Its folder joins the end of ``sys.path``, so that it finds its neighbours."""
+    path = pathlib.Path(file).expanduser().resolve()
+    if not path.is_file():
+        names = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UsageError(f"{where}: there is no file {path}{nearest(path.name, names)}", "check the path")
+    name = f"slime_hook_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _broken(where, error) from error
+    return module
+
+
+def _broken(where: str, error: BaseException) -> UsageError:
+    """An import that raised, with the innermost line of the user's code."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename and f.filename != __file__]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" at {error.filename}:{error.lineno}"
+    return UsageError(f"{where}: importing it raised {type(error).__name__}: {error}{place}", "mend the module")
+
+
+def _check_call(path: str, kind: str, function: Any) -> None:
+    call, where = KINDS[kind], f"{kind} hook {path!r}"
+    if not callable(function):
+        raise UsageError(f"{where}: it is {type(function).__name__}, not a function", f"slime calls {call}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some built-ins have no signature to check
+    try:
+        signature.bind(*call.positional, **dict.fromkeys(call.keywords))
+    except TypeError as error:
+        raise UsageError(f"{where}: {_place(function)}{signature} does not accept the call: {error}", f"slime calls {call}") from None
+    if call.form != "either" and is_async(function) != (call.form == "async"):
+        wanted = "must be an `async def`" if call.form == "async" else "must not be async"
+        raise UsageError(f"{where}: {_place(function)} {wanted}", f"slime calls {call}")
+
+
+def _place(function: Any) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name

@@ -1,0 +1,127 @@
+"""``slime trace ledger`` and ``slime trace why``: each sample dispatched is trained, dropped or in flight."""
+
+import dataclasses
+import os
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slime_cli.buffer.journal import Journal, Ledger, Record
+from slime_cli.errors import DataError
+from slime_cli.tracing.run_dir import journals
+
+
+def ledgers(run_dir: str | os.PathLike) -> dict[str, Ledger]:
+    """Stage -> ledger. The stage of a single-stage run is ``""``."""
+    found = {}
+    for stage, path in journals(run_dir).items():
+        with Journal.open_readonly(path) as journal:
+            found[stage] = journal.ledger()
+    return found
+
+
+def total(parts: dict[str, Ledger]) -> Ledger:
+    """The ledger of the whole run. It balances only if every stage does; see :func:`balanced`."""
+    sums: dict[str, int] = {}
+    maps: dict[str, dict[str, int]] = {"dropped": {}, "in_flight": {}}
+    for ledger in parts.values():
+        for field in ("dispatched", "trained", "trained_twice", "committed"):
+            sums[field] = sums.get(field, 0) + getattr(ledger, field)
+        for field, counts in maps.items():
+            for key, count in getattr(ledger, field).items():
+                counts[key] = counts.get(key, 0) + count
+    return Ledger(**sums, **maps)
+
+
+def balanced(parts: dict[str, Ledger]) -> bool:
+    """Stage by stage: a surplus in one must not pay for a loss in another."""
+    return all(ledger.balanced for ledger in parts.values())
+
+
+def sentence(ledger: Ledger, holds: bool) -> str:
+    """One line: ``1,024 dispatched = 960 trained + 32 dropped (stale 32) + 32 in flight: holds``."""
+    drops = ", ".join(f"{reason or 'unnamed'} {count:,}" for reason, count in sorted(ledger.dropped.items()))
+    flying = ", ".join(f"{fate.lower()} {count:,}" for fate, count in sorted(ledger.in_flight.items()))
+    dropped, in_flight = sum(ledger.dropped.values()), sum(ledger.in_flight.values())
+    return (
+        f"{ledger.dispatched:,} dispatched {'=' if holds else '≠'} {ledger.trained:,} trained"
+        f" + {dropped:,} dropped{f' ({drops})' if drops else ''}"
+        f" + {in_flight:,} in flight{f' ({flying})' if flying else ''}: {'holds' if holds else 'DOES NOT HOLD'}"
+    )
+
+
+def problems(stage: str, ledger: Ledger) -> list[str]:
+    """What does not add up, in words; [] when the ledger balances."""
+    where = f"stage {stage}: " if stage else ""
+    placed = ledger.trained + sum(ledger.dropped.values()) + sum(ledger.in_flight.values())
+    found = []
+    if placed != ledger.dispatched:
+        found.append(f"{where}{ledger.dispatched - placed:+,} samples dispatched but nowhere")
+    if ledger.committed != ledger.trained:
+        found.append(f"{where}{ledger.trained:,} samples are TRAINED, the commits claim {ledger.committed:,}")
+    if ledger.trained_twice:
+        found.append(f"{where}{ledger.trained_twice:,} trained twice")
+    return found
+
+
+def render(parts: dict[str, Ledger]) -> RenderableType:
+    table = Table("stage", "dispatched", "trained", "dropped", "in flight", "trained twice", "sum")
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    rows = dict(parts) if len(parts) == 1 else {**parts, "all": total(parts)}
+    for stage, ledger in rows.items():
+        holds = balanced(parts) if stage == "all" else ledger.balanced
+        cells = (ledger.dispatched, ledger.trained, sum(ledger.dropped.values()), sum(ledger.in_flight.values()))
+        verdict = Text("holds", "green") if holds else Text("DOES NOT HOLD", "bold red")
+        table.add_row(stage or "run", *(f"{cell:,}" for cell in cells), f"{ledger.trained_twice:,}", verdict)
+    lines = [Text(sentence(total(parts), balanced(parts)))]
+    lines += [Text(problem, "red") for stage, ledger in parts.items() for problem in problems(stage, ledger)]
+    return Group(table, *lines)
+
+
+def as_json(parts: dict[str, Ledger]) -> dict[str, object]:
+    stages = {stage or "run": {**dataclasses.asdict(part), "balanced": part.balanced} for stage, part in parts.items()}
+    return {"stages": stages, "total": dataclasses.asdict(total(parts)), "balanced": balanced(parts)}
+
+
+def find(run_dir: str | os.PathLike, sample_index: int, stage: str | None = None) -> dict[str, Record]:
+    """Stage -> what its journal says of the sample (indices start anew in each stage). DataError when none has it."""
+    found, ranges = {}, []
+    for name, path in journals(run_dir).items():
+        if stage is not None and name != stage:
+            continue
+        with Journal.open_readonly(path) as journal:
+            record = journal.record(sample_index)
+            ranges.append(f"{name or 'the run'} dispatched {journal.ledger().dispatched:,}")
+        if record is not None:
+            found[name] = record
+    if not found:
+        looked = "; ".join(ranges) or f"no stage {stage!r}"
+        raise DataError(f"{run_dir}: no sample {sample_index} ({looked})", "indices count from 0 in each stage")
+    return found
+
+
+def render_record(stage: str, record: Record) -> RenderableType:
+    """Everything about one sample, as a two-column table."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    prompt = record.prompt.prompt
+    text = prompt if isinstance(prompt, str) else " | ".join(f"{m.get('role')}: {m.get('content')}" for m in prompt)
+    fate = record.fate.value + (f" ({record.reason})" if record.reason else "")
+    cells = {
+        "sample": f"{record.sample_index}, number {record.position} of group {record.group_index}",
+        "stage": stage,
+        "from": f"{record.source}:{record.row}, epoch {record.epoch}",
+        "prompt": text if len(text) <= 300 else text[:299] + "…",
+        "label": record.prompt.label,
+        "fate": fate,
+        "attempts": record.attempts,
+        "reward": record.reward,
+        "rollout": record.rollout_id,
+        "step": record.step,
+        "weight version": record.weight_version,
+    }
+    for name, value in cells.items():
+        if value not in (None, ""):
+            table.add_row(Text(name, "bold"), Text(str(value)))
+    return table

@@ -1,0 +1,62 @@
+"""Spans: what each process did and when, appended to one JSON-lines file a process under ``RUN/trace/``.
+
+Written by the conductor and the trainer ranks; read by ``slime trace`` and ``slime profile``. A line is
+``{"name", "ts", "dur", "process", "depth", "args"}`` with ``ts`` in wall-clock seconds and ``dur`` in seconds. A torn last
+line (the process was killed) is skipped by readers. Tracing never raises into the traced code once its file is open.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+
+class Tracer:
+    """Appends spans of this process; ``enabled=False`` makes every call free of I/O."""
+
+    def __init__(self, run_dir: str | os.PathLike, process: str, enabled: bool = True):
+        self.process = process
+        self._depth = 0
+        self._file = None
+        if enabled:
+            folder = pathlib.Path(run_dir) / "trace"
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(folder / f"{process}.jsonl", "a", buffering=1, encoding="utf-8")
+
+    @contextlib.contextmanager
+    def span(self, name: str, **args: Any) -> Iterator[dict[str, Any]]:
+        """Times the block; the yielded dict is the span's ``args`` and may be filled inside the block."""
+        start, clock = time.time(), time.perf_counter()
+        self._depth += 1
+        try:
+            yield args
+        except BaseException as error:
+            args["error"] = type(error).__name__
+            raise
+        finally:
+            self._depth -= 1
+            self.record(name, start, time.perf_counter() - clock, depth=self._depth, **args)
+
+    def record(self, name: str, ts: float, dur: float, depth: int = 0, **args: Any) -> None:
+        """Adds a span that was timed elsewhere (for example a request's life in the engine)."""
+        if self._file is not None:
+            line = {"name": name, "ts": ts, "dur": dur, "process": self.process, "depth": depth, "args": args}
+            self._file.write(json.dumps(line, default=str) + "\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_spans(run_dir: str | os.PathLike) -> list[dict[str, Any]]:
+    """All spans of a run, of every process and attempt, by start time."""
+    spans = []
+    for path in sorted((pathlib.Path(run_dir) / "trace").glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                spans.append(json.loads(line))
+    return sorted(spans, key=lambda s: s["ts"])

@@ -1,0 +1,196 @@
+"""``slime trace RUN``: what a run did, from what it left on disk. Works on live, unfinished and dead runs.
+
+Whatever is missing (no rollout finished yet, tracing off) is left out of the summary; only a folder that is no run
+directory is an error.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slime_cli.errors import DataError
+from slime_cli.manifests import Endpoint, Run, read
+from slime_cli.profiling.step import Budget, Phase, step_budget
+from slime_cli.tracing import ledger as ledgers
+from slime_cli.tracing.run_dir import metrics_of, spans_of, stage_folders
+
+_BARS = "▁▂▃▄▅▆▇█"
+_ENGINES = ("megatron-core", "sglang", "sglang-router", "torch")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage's rollouts."""
+
+    name: str
+    rollouts: int
+    steps: int
+    seconds: float
+    weight_version: str | None
+    rewards: tuple[float | None, ...]
+    """Mean reward of each rollout; None where it has none that is finite."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Summary:
+    """A run at a glance."""
+
+    run_dir: str
+    state: str
+    attempt: int
+    created: float
+    engines: dict[str, str]
+    """Name -> version, as the run recorded them."""
+    endpoint: str | None
+    stages: tuple[Stage, ...]
+    budget: Budget
+    ledger: str | None
+    """The sum as a sentence; None before the first rollout."""
+    balanced: bool
+    outcome: dict[str, Any]
+    """``summary.json``; {} without one."""
+
+
+def summarize(run_dir: str | os.PathLike) -> Summary:
+    """Raises DataError when ``run_dir`` is no run directory or ``run.json`` is damaged."""
+    run_dir = pathlib.Path(run_dir)
+    folders = stage_folders(run_dir)
+    if not (run_dir / "run.json").exists():
+        has = ", ".join(sorted(path.name for path in run_dir.iterdir()))
+        raise DataError(f"{run_dir}: run.json is missing (there: {has})", "give the folder that `slime train` wrote")
+    run = read(run_dir / "run.json", Run)
+    journals = {name: path for name, path in folders.items() if (path / "journal.sqlite").exists()}
+    parts = ledgers.ledgers(run_dir) if journals else {}
+    outcome = _outcome(run_dir / "summary.json")
+    return Summary(
+        run_dir=str(run_dir),
+        state="finished" if outcome else "not finished (no summary.json)",
+        attempt=run.attempt,
+        created=run.created,
+        engines={name: run.versions[name] for name in _ENGINES if name in run.versions},
+        endpoint=_endpoint(folders.values()),
+        stages=tuple(_stage(name, lines) for name, lines in metrics_of(run_dir).items()),
+        budget=step_budget(spans_of(run_dir)),
+        ledger=ledgers.sentence(ledgers.total(parts), ledgers.balanced(parts)) if parts else None,
+        balanced=ledgers.balanced(parts),
+        outcome=outcome,
+    )
+
+
+def _outcome(path: pathlib.Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error})", "the file is damaged; delete it to see the rest") from None
+    return value if isinstance(value, dict) else {"summary": value}
+
+
+def _endpoint(folders: Iterable[pathlib.Path]) -> str | None:
+    for folder in folders:
+        if (folder / "endpoint.json").exists():
+            end = read(folder / "endpoint.json", Endpoint)
+            return f"{end.engine_name} {end.engine_version} x {len(end.engines)} behind {end.router_url}"
+    return None
+
+
+def _stage(name: str, lines: Sequence[dict[str, Any]]) -> Stage:
+    steps = [line["step"] for line in lines if isinstance(line.get("step"), int)]
+    last = lines[-1].get("weight_version") if lines else None
+    return Stage(
+        name=name,
+        rollouts=len(lines),
+        steps=len(set(steps)),
+        seconds=sum(finite(line.get("seconds")) or 0.0 for line in lines),
+        weight_version=None if last is None else str(last),
+        rewards=tuple(finite(line.get("reward_mean")) for line in lines),
+    )
+
+
+def finite(value: object) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def sparkline(values: Sequence[float | None], width: int = 40) -> str:
+    """One character a value, or a mean of neighbours when there are more than ``width``; a space for no value."""
+    if len(values) > width:
+        cuts = [round(i * len(values) / width) for i in range(width + 1)]
+        values = [_mean(values[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    low, span = min(known), max(known) - min(known)
+    scale = (len(_BARS) - 1) / span if span else 0.0
+    return "".join(" " if v is None else _BARS[round((v - low) * scale)] for v in values)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def reward_line(rewards: Sequence[float | None]) -> str:
+    """``0.250 -> 0.900 ▁▃▅█``"""
+    known = [reward for reward in rewards if reward is not None]
+    return f"{known[0]:.3f} -> {known[-1]:.3f}  {sparkline(rewards)}" if known else "-"
+
+
+def render(summary: Summary) -> RenderableType:
+    head = Table(show_header=False, box=None, pad_edge=False)
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.created))
+    cells = {
+        "run": summary.run_dir,
+        "state": f"{summary.state}; started {started}, attempt {summary.attempt}",
+        "engines": ", ".join(f"{name} {version}" for name, version in summary.engines.items()),
+        "endpoint": summary.endpoint,
+        "samples": summary.ledger or "none dispatched yet",
+        **{name: value for name, value in summary.outcome.items() if isinstance(value, str | int | float)},
+    }
+    for name, value in cells.items():
+        if value not in (None, ""):
+            bad = name == "samples" and summary.ledger and not summary.balanced
+            head.add_row(Text(name, "bold"), Text(str(value), "bold red" if bad else ""))
+    parts: list[RenderableType] = [head]
+    if summary.stages:
+        parts.append(_stage_table(summary.stages))
+    if summary.budget.steps:
+        parts.append(render_budget(summary.budget))
+    return Group(*parts)
+
+
+def _stage_table(stages: Sequence[Stage]) -> Table:
+    table = Table("stage", "rollouts", "steps", "seconds", "weights", "reward")
+    for stage in stages:
+        numbers = (str(stage.rollouts), str(stage.steps), f"{stage.seconds:.1f}", stage.weight_version or "-")
+        table.add_row(stage.name or "run", *numbers, Text(reward_line(stage.rewards)))
+    return table
+
+
+def render_budget(budget: Budget) -> Table:
+    """Time by phase, ``train`` with its parts below it."""
+    title = f"{budget.steps} steps, {budget.seconds:.2f} s, {budget.seconds / max(1, budget.steps):.2f} s a step"
+    table = Table("phase", "seconds", "share", "calls", title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def add(phase: Phase, name: str, style: str = "") -> None:
+        table.add_row(Text(name), f"{phase.seconds:.3f}", f"{phase.share:.1f} %", str(phase.calls or ""), style=style)
+
+    for phase in budget.phases:
+        add(phase, phase.name)
+        if phase.name == "train":
+            for part in budget.train:
+                add(part, f"  {part.name.removeprefix('train: ')}", "dim")
+    return table

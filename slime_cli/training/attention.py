@@ -1,0 +1,146 @@
+"""Megatron's local layers made fit for packed sequences, on machines without Transformer Engine.
+
+Stock local layers refuse packed sequences (DotProductAttention) and sequence parallelism (their RMSNorm). The classes here
+are drop-ins for the same places of Megatron's layer spec; :func:`use` puts them in.
+
+Attention over a pack of T tokens regroups the tokens into a few padded rectangles of similar lengths and runs
+``scaled_dot_product_attention(is_causal=True)`` on each: padding sits on the right, so a causal query never sees it and no
+mask is needed. Cost and memory follow the sum of squared lengths (or the tokens alone, with a flash kernel), not T squared.
+"""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.module import MegatronModule
+
+
+@dataclasses.dataclass
+class Rectangles:
+    """Where the tokens of a pack sit when sequences of similar length are stacked."""
+
+    gathers: list[torch.Tensor]
+    """For each rectangle [n, L], the token of the pack at each place (padding points at token 0)."""
+    scatter_T: torch.Tensor
+    """Where each token of the pack sits in the concatenated, flattened rectangles."""
+
+
+@dataclasses.dataclass
+class Pack(PackedSeqParams):
+    """Megatron's packed-sequence parameters with what the local layers need besides.
+
+    ``cu_seqlens_q_padded`` is [0, T] on purpose: Megatron's RoPE slices positions by it, and with positions already laid
+    out token by token (:class:`PackedRotary`) one slice replaces a Python loop over sequences.
+    """
+
+    positions_T: torch.Tensor = None
+    """Position of each token in its own sequence."""
+    rectangles: Rectangles = None
+
+
+def rectangles(lengths: list[int]) -> Rectangles:
+    """Groups sequences by length to the next power of two, so that padding at most doubles a rectangle."""
+    starts, total = [], 0
+    for length in lengths:
+        starts.append(total)
+        total += length
+    classes: dict[int, list[int]] = {}
+    for i, length in enumerate(lengths):
+        classes.setdefault((length - 1).bit_length(), []).append(i)
+    gathers, scatter_T, offset = [], torch.empty(total, dtype=torch.long), 0
+    for _, members in sorted(classes.items()):
+        n = torch.tensor([lengths[i] for i in members])
+        start = torch.tensor([starts[i] for i in members])
+        width = int(n.max())
+        column = torch.arange(width)
+        valid = column[None] < n[:, None]
+        gather = torch.where(valid, start[:, None] + column[None], 0)
+        place = offset + torch.arange(gather.numel()).view_as(gather)
+        scatter_T[gather[valid]] = place[valid]
+        gathers.append(gather)
+        offset += gather.numel()
+    return Rectangles(gathers, scatter_T)
+
+
+def pack(lengths: list[int], device: torch.device) -> Pack:
+    """Parameters of a pack of sequences with these lengths (padding, if any, is a sequence of its own)."""
+    n = torch.tensor(lengths, dtype=torch.int32)
+    cu = F.pad(n.cumsum(0, dtype=torch.int32), (1, 0))
+    total = int(cu[-1])
+    whole = torch.tensor([0, total], dtype=torch.int32)
+    shape = rectangles(lengths)
+    shape.gathers = [g.to(device) for g in shape.gathers]
+    shape.scatter_T = shape.scatter_T.to(device)
+    positions = torch.arange(total) - torch.repeat_interleave(cu[:-1].long(), n.long())
+    return Pack(
+        qkv_format="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu, cu_seqlens_q_padded=whole, cu_seqlens_kv_padded=whole,
+        max_seqlen_q=max(lengths), max_seqlen_kv=max(lengths), positions_T=positions.to(device), rectangles=shape,
+    )  # fmt: skip
+
+
+class PackedRotary(RotaryEmbedding):
+    """RoPE angles laid out token by token of a pack, from the positions that the pack carries."""
+
+    _positions_T: torch.Tensor | None = None
+
+    def get_rotary_seq_len(self, inference_context, transformer, transformer_input, config, packed_seq_params=None):
+        self._positions_T = getattr(packed_seq_params, "positions_T", None)
+        return super().get_rotary_seq_len(inference_context, transformer, transformer_input, config, packed_seq_params)
+
+    def forward(self, max_seq_len, offset=0, packed_seq=False, cp_group=None):
+        angles = super().forward(max_seq_len, offset, packed_seq, cp_group)
+        return angles if self._positions_T is None else angles[self._positions_T]
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch's RMSNorm with the mark that makes Megatron sum its gradient over sequence-parallel ranks."""
+
+    def __init__(self, config, hidden_size, eps=1e-5, **kwargs):
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+class PackedAttention(MegatronModule):
+    """Causal attention in Megatron's ``core_attention`` place: packed ``[T, heads, dim]`` or plain ``[s, b, heads, dim]``."""
+
+    def __init__(
+        self, config, layer_number, attn_mask_type, attention_type, attention_dropout=None, softmax_scale=None,
+        cp_comm_type=None, pg_collection=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(config=config)
+        self.scale = softmax_scale
+        if config.attention_dropout:
+            raise ValueError("attention dropout is not supported by the packed attention: pass --attention-dropout 0")
+
+    def forward(
+        self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, packed_seq_params=None, **kwargs
+    ):  # fmt: skip
+        if packed_seq_params is None:
+            out = self._causal(*(x.permute(1, 2, 0, 3) for x in (query, key, value)))
+            return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+        query, key, value = (x.squeeze(1) if x.dim() == 4 else x for x in (query, key, value))
+        parts = []
+        for gather in packed_seq_params.rectangles.gathers:
+            q, k, v = (x[gather].transpose(1, 2) for x in (query, key, value))  # [n, heads, L, dim]
+            parts.append(self._causal(q, k, v).transpose(1, 2).reshape(gather.numel(), -1))
+        return torch.cat(parts)[packed_seq_params.rectangles.scatter_T]
+
+    def _causal(self, q, k, v):
+        if q.device.type == "cpu" and k.size(1) != q.size(1):  # torch's CPU flash kernel has no grouped queries
+            k, v = (x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=k.size(1) != q.size(1))
+
+
+def use(spec):
+    """Puts the classes above into a local layer or block spec, in place; returns it."""
+    for layer in spec.layer_specs if hasattr(spec, "layer_specs") else [spec]:
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = PackedAttention
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        if attention.q_layernorm is not None:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+    if hasattr(spec, "layer_specs"):
+        spec.layer_norm = RMSNorm
+    return spec

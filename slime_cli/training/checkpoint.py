@@ -1,0 +1,93 @@
+"""Megatron's torch_dist checkpoints: saved whole or not at all, loaded to exactly the state that was saved.
+
+A checkpoint counts as complete when its ``checkpoint.json`` is there: it is written last, after Megatron's files are
+synced. Which one to resume from is the journal's to say, not Megatron's tracker file.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+
+import torch
+from megatron.training.checkpointing import load_checkpoint, save_checkpoint
+
+from slime_cli import manifests
+from slime_cli.errors import DataError
+
+
+def folder(root: str | os.PathLike, iteration: int) -> pathlib.Path:
+    return pathlib.Path(root) / f"iter_{iteration:07d}"
+
+
+def iterations(root: str | os.PathLike) -> list[int]:
+    """Complete checkpoints under ``root``, oldest first."""
+    return sorted(int(p.parent.name[5:]) for p in pathlib.Path(root).glob("iter_*/checkpoint.json"))
+
+
+def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest: manifests.Checkpoint) -> None:
+    """Collective. Saves model, optimizer, scheduler and RNG state as iteration ``iteration``."""
+    args.save = root
+    with contextlib.redirect_stdout(None):
+        save_checkpoint(iteration, model, optimizer, scheduler, 0)
+    if torch.distributed.get_rank() == 0:
+        target = folder(root, iteration)
+        for file in target.iterdir():
+            with open(file, "rb") as f:
+                os.fsync(f.fileno())
+        manifests.write(target / "checkpoint.json", manifest)
+    torch.distributed.barrier()
+
+
+def prune(root: str, keep: set[int]) -> None:
+    """Removes complete and broken checkpoints whose iteration is not in ``keep``. Rank 0 calls it after the commit."""
+    for path in pathlib.Path(root).glob("iter_*"):
+        if path.name[5:].isdigit() and int(path.name[5:]) not in keep:
+            shutil.rmtree(path)
+
+
+def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_only: bool) -> int:
+    """Collective. Loads the checkpoint folder ``path`` (``.../iter_NNNNNNN``) and returns its iteration.
+
+    ``weights_only`` starts a new training from its weights. Raises DataError when the checkpoint is not complete.
+    """
+    path = pathlib.Path(path)
+    manifest = manifests.read(path / "checkpoint.json", manifests.Checkpoint)
+    if manifest.format != "torch_dist":
+        raise DataError(f"{path}: format is {manifest.format}, not torch_dist", "slime convert hf-to-dist makes one")
+    args.load, args.ckpt_step = str(path.parent), manifest.iteration
+    args.finetune = args.no_load_optim = args.no_load_rng = weights_only
+    args.exit_on_missing_checkpoint = True
+    if not weights_only:
+        _create_optimizer_state(args, optimizer)
+    with torch.no_grad(), contextlib.redirect_stdout(None):
+        load_checkpoint(model, optimizer if not weights_only else None, scheduler if not weights_only else None)
+    if weights_only:
+        optimizer.reload_model_params()
+    else:
+        _restore_steps(optimizer)
+    return manifest.iteration
+
+
+def _inner(optimizer) -> list:
+    return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
+def _create_optimizer_state(args, optimizer) -> None:
+    """A sharded load fills state that exists; torch's AdamW makes its state at the first step only."""
+    if args.use_distributed_optimizer:
+        for inner in _inner(optimizer):
+            inner._init_optimizer_states_with_dummy_values()
+
+
+def _restore_steps(optimizer) -> None:
+    """Megatron puts Adam's step count back into the parameter group; torch's AdamW reads it from each state."""
+    for inner in _inner(optimizer):
+        torch_optimizer = getattr(inner, "optimizer", None)
+        for group in torch_optimizer.param_groups if torch_optimizer else []:
+            if group.get("step") is None:
+                continue
+            for parameter in group["params"]:
+                state = torch_optimizer.state.get(parameter)
+                if state and "step" in state:
+                    state["step"] = torch.tensor(float(group["step"]))

@@ -1,0 +1,100 @@
+"""Genuine Megatron in this process: its parser, its validation, its process groups, its seeds.
+
+One call of :func:`initialise` a process. A later stage of a run re-parses its own options with :func:`parse` in the same
+process groups.
+"""
+
+import contextlib
+import io
+import os
+import random
+import sys
+
+import numpy as np
+import torch
+
+from slime_cli.errors import UsageError
+from slime_cli.hardware import device as hardware
+
+
+def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
+    """Native options that slime sets for every run; a user's own come later on the line and win."""
+    out = [
+        "--attention-dropout", "0", "--hidden-dropout", "0", "--tokenizer-type", "NullTokenizer",
+        "--lr-decay-style", "constant", "--train-iters", "1000000", "--ckpt-format", "torch_dist", "--no-rope-fusion",
+        "--moe-token-dispatcher-type", "alltoall", "--micro-batch-size", "1", "--lr-warmup-iters", "0", "--eval-iters", "0", "--eval-interval", "1000000",
+    ]  # fmt: skip
+    if not transformer_engine:
+        out += [
+            "--transformer-impl", "local", "--no-masked-softmax-fusion", "--no-persist-layer-norm",
+            "--no-gradient-accumulation-fusion", "--no-bias-swiglu-fusion",
+        ]  # fmt: skip
+    if device.kind == "cpu":
+        out += ["--distributed-backend", "gloo", "--use-cpu-initialization"]
+    else:
+        out += ["--distributed-backend", "nccl", "--bf16"]
+    return out
+
+
+def parse(argv: list[str], rank: int, world_size: int):
+    """Megatron's own ``parse_args`` and ``validate_args`` over ``argv``. Raises UsageError with Megatron's own words."""
+    from megatron.training.arguments import parse_args, validate_args
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=os.environ.get("LOCAL_RANK", str(rank)))
+    saved, sys.argv = sys.argv, ["megatron", *argv]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            args = parse_args(ignore_unknown_args=False)
+            validate_args(args)
+    except SystemExit:
+        last = said.getvalue().strip().splitlines()[-1:]
+        raise UsageError(f"Megatron refuses the options: {' '.join(last)}", "its own --help lists what it takes") from None
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise UsageError(f"Megatron refuses the options: {error}", "see the option it names") from error
+    finally:
+        sys.argv = saved
+    if args.context_parallel_size > 1 and args.transformer_impl == "local":
+        raise UsageError(
+            "--context-parallel-size above 1 needs Transformer Engine, which this machine does not have",
+            "leave it at 1 here",
+        )
+    args.padded_vocab_size = args.vocab_size
+    args.variable_seq_lengths = True  # packs differ in length, and pipeline stages must tell each other; not a flag
+    return args
+
+
+def initialise(args, device: hardware.Device) -> None:
+    """Process groups, seeds and Megatron's globals. ``MASTER_ADDR`` and ``MASTER_PORT`` must be set."""
+    from megatron.core import mpu
+
+    if device.kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.distributed.init_process_group(device.backend, rank=args.rank, world_size=args.world_size)
+    mpu.initialize_model_parallel(
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        create_gloo_process_groups=args.use_gloo_process_groups,
+    )
+
+
+def begin_stage(args) -> None:
+    """Makes ``args`` Megatron's current ones and seeds every generator from ``args.seed``, as Megatron does."""
+    from megatron.core import mpu, num_microbatches_calculator, tensor_parallel
+    from megatron.training.global_vars import set_args, unset_global_variables
+
+    unset_global_variables()
+    set_args(args)
+    num_microbatches_calculator.destroy_num_microbatches_calculator()
+    num_microbatches_calculator.init_num_microbatches_calculator(
+        args.rank, args.rampup_batch_size, args.global_batch_size, args.micro_batch_size, args.data_parallel_size, False
+    )
+    seed = args.seed + 100 * mpu.get_pipeline_model_parallel_rank()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)

@@ -1,0 +1,62 @@
+"""Training metrics: sums over trained tokens, added up over micro-batches, ranks and steps before anything is divided.
+
+A metric is a tensor of token values (reported as its mean over trained tokens) or a pair (values, weights) that is already
+normalised over the global batch (reported as its weighted sum). Names are slime's, without the ``train/`` prefix.
+"""
+
+import torch
+from megatron.core import mpu
+
+from slime_cli.training.losses import masked
+
+MAXIMA = ("train_rollout_logprob_abs_diff",)
+"""Metrics whose maximum over all trained tokens is reported too, as ``NAME_max``."""
+
+
+def of_micro_batch(report: dict, mask_R: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Detached sums of one micro-batch; ``tokens`` counts its trained tokens."""
+    out = {"tokens": mask_R.sum().double()}
+    for name, values in report.items():
+        weight_R = None
+        if isinstance(values, tuple):
+            values, weight_R = values
+        kept_R = masked(values.detach().double(), mask_R)
+        out[f"sum:{name}" if weight_R is not None else f"mean:{name}"] = (kept_R * (1 if weight_R is None else weight_R)).sum()
+        if name in MAXIMA:
+            out[f"max:{name}"] = kept_R.max()
+    return out
+
+
+def over_ranks(reports: list[dict[str, torch.Tensor]], **scalars: float) -> dict[str, float] | None:
+    """Totals of a step over micro-batches and data-parallel ranks. Collective on the last pipeline stage; None elsewhere."""
+    if not mpu.is_pipeline_last_stage(ignore_virtual=True):
+        return None
+    group = mpu.get_data_parallel_group(with_context_parallel=True)
+    sums = [k for k in reports[0] if not k.startswith("max:")]
+    maxima = [k for k in reports[0] if k.startswith("max:")]
+    out = {}
+    for keys, operation, fold in ((sums, "SUM", torch.sum), (maxima, "MAX", torch.amax)):
+        if keys:
+            values = fold(torch.stack([torch.stack([r[k] for k in keys]) for r in reports]), dim=0)
+            torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, operation), group=group)
+            out |= dict(zip(keys, values.tolist()))
+    return out | {f"step:{k}": float(v) for k, v in scalars.items()}
+
+
+def over_steps(reports: list[dict[str, float] | None]) -> dict[str, float] | None:
+    """Metrics of a rollout by their public names; None on ranks that do not report."""
+    reports = [r for r in reports if r is not None]
+    if not reports or mpu.get_tensor_model_parallel_rank() or mpu.get_data_parallel_rank(with_context_parallel=True):
+        return None
+    tokens = sum(r["tokens"] for r in reports)
+    out = {"tokens": tokens, "steps": len(reports)}
+    for key in reports[0]:
+        kind, _, name = key.partition(":")
+        values = [r[key] for r in reports]
+        if kind == "mean":
+            out[name] = sum(values) / max(tokens, 1)
+        elif kind == "max":
+            out[f"{name}_max"] = max(values)
+        elif kind in ("sum", "step"):
+            out[name] = sum(values) if name == "oversize_dropped" else sum(values) / len(values)
+    return out

@@ -1,0 +1,85 @@
+"""A micro-batch as tensors: the pack's tokens, and for every response token what the loss needs to know.
+
+``R`` counts response tokens of the micro-batch's samples, in the order of the samples.
+"""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from slime_cli.buffer.batch import TrainBatch
+from slime_cli.training import attention
+
+
+@dataclasses.dataclass
+class MicroBatch:
+    """One pack. Columns that a loss does not use are None."""
+
+    positions: list[int]
+    """Which samples of the batch it holds, in order; empty for a filler."""
+    tokens_T: torch.Tensor
+    pack: attention.Pack
+    where_R: torch.Tensor
+    """The place in the pack whose logits predict each response token."""
+    targets_R: torch.Tensor
+    mask_R: torch.Tensor
+    """bool, True where the token is trained."""
+    weight_R: torch.Tensor
+    """What the token's loss counts in the step's loss."""
+    advantages_R: torch.Tensor
+    rollout_log_probs_R: torch.Tensor | None
+    old_log_probs_R: torch.Tensor | None = None
+    ref_log_probs_R: torch.Tensor | None = None
+
+    def split(self, values_R: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Values by sample position, for keeping between passes."""
+        return dict(zip(self.positions, values_R.split(self.response_lengths)))
+
+    @property
+    def response_lengths(self) -> list[int]:
+        return self._lengths
+
+    _lengths: list[int] = dataclasses.field(default_factory=list)
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """``concatenate([arange(s, s + n) ...])`` without a Python loop."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+
+
+def build(
+    batch: TrainBatch, positions: list[int], advantages_N: np.ndarray, weights_N: np.ndarray, *, multiple: int, device
+) -> MicroBatch:
+    """Tensors of the samples at ``positions``; the pack's length is padded to a multiple of ``multiple`` (SP needs it).
+
+    No positions: a filler of masked tokens that keeps the ranks' collectives in step.
+    """
+    p = np.asarray(positions, np.int64)
+    lengths, responses = batch.lengths_N[p], batch.response_lengths_N[p]
+    tokens = batch.tokens_T[_ranges(batch.starts_N[p], lengths)]
+    r = _ranges(batch.response_starts_N[p], responses)
+    ends = np.cumsum(lengths)
+    where = _ranges(ends - responses - 1, responses)
+    mask, weight = batch.loss_mask_R[r].astype(bool), np.repeat(weights_N[p], responses)
+    advantages = np.repeat(advantages_N[p], responses)
+    targets = tokens[where + 1] if len(where) else np.zeros(0, np.int64)
+    sizes = lengths.tolist()
+    if not len(where):
+        where, targets, mask, weight, advantages = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, bool), np.zeros(1), np.zeros(1)
+    padding = (-len(tokens)) % multiple if len(tokens) else multiple
+    if padding:
+        tokens, sizes = np.concatenate([tokens, np.zeros(padding, np.int64)]), [*sizes, padding]
+    rollout = batch.rollout_log_probs_R
+    rollout = None if rollout is None else (rollout[r] if len(r) else np.zeros(1, np.float32))
+
+    def tensor(values, dtype):
+        return None if values is None else torch.as_tensor(values, dtype=dtype).to(device)
+
+    return MicroBatch(
+        positions=list(positions), tokens_T=tensor(tokens, torch.long), pack=attention.pack(sizes, device),
+        where_R=tensor(where, torch.long), targets_R=tensor(targets, torch.long), mask_R=tensor(mask, torch.bool),
+        weight_R=tensor(weight, torch.float32), advantages_R=tensor(advantages, torch.float32),
+        rollout_log_probs_R=tensor(rollout, torch.float32), _lengths=responses.tolist(),
+    )  # fmt: skip

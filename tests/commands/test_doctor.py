@@ -1,0 +1,199 @@
+"""Each finding of the doctor, made to come out well and badly."""
+
+import importlib.metadata
+import json
+import pathlib
+import re
+import socket
+import struct
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from slime_cli.commands import doctor
+from slime_cli.commands.doctor_checkpoint import check_checkpoint
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORGETFUL = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
+    "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def safetensors(path: pathlib.Path, names: list[str]) -> None:
+    header = {name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)}
+    head = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + bytes(4 * len(names)))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A whole one, of two shards."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}')
+    (folder / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}}}')
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}}')
+    (folder / "chat_template.jinja").write_text(CHATML)
+    safetensors(folder / "1.safetensors", ["a", "b"])
+    safetensors(folder / "2.safetensors", ["c"])
+    index = {"weight_map": {"a": "1.safetensors", "b": "1.safetensors", "c": "2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def look(folder: pathlib.Path) -> dict[str, doctor.Finding]:
+    findings = {finding.name: finding for finding in check_checkpoint(folder)}
+    assert all(finding.fix for finding in findings.values() if finding.status != "ok")
+    return findings
+
+
+def test_a_whole_checkpoint_is_ok(checkpoint):
+    assert {finding.status for finding in look(checkpoint).values()} == {"ok"}
+    assert look(checkpoint.parent / "absent")["checkpoint"].status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "finding", "words"),
+    [
+        ("config.json", None, "model config", "missing"),
+        ("config.json", "{", "model config", "config.json"),
+        ("config.json", "[]", "model config", "not a JSON object"),
+        ("config.json", "{}", "model config", "no architectures"),
+        ("tokenizer.json", None, "tokenizer", "missing"),
+        ("tokenizer_config.json", "{", "chat template", "tokenizer_config.json"),
+        ("chat_template.jinja", "{% if %}", "chat template", "line 1"),
+        ("chat_template.jinja", "{{ nothing.there }}", "chat template", "undefined"),
+        ("chat_template.jinja", "always the same", "chat template", "leaves out"),
+        ("2.safetensors", None, "weights", "2.safetensors is missing"),
+        ("2.safetensors", "version https://git-lfs.github.com/spec/v1\n", "weights", "Git LFS pointer"),
+        ("2.safetensors", "x" * 20, "weights", "cut off"),
+        ("2.safetensors", "", "weights", "2.safetensors"),
+        ("model.safetensors.index.json", "{}", "weights", "names no tensors"),
+    ],
+)
+def test_what_is_broken_fails_and_is_named(checkpoint, name, content, finding, words):
+    (checkpoint / name).unlink()
+    if content is not None:
+        (checkpoint / name).write_text(content)
+    found = look(checkpoint)[finding]
+    assert found.status == "fail" and words in found.detail
+
+
+def test_a_shard_cut_off_or_with_a_tensor_too_few(checkpoint):
+    whole = (checkpoint / "1.safetensors").read_bytes()
+    (checkpoint / "1.safetensors").write_bytes(whole[:-1])
+    assert f"{len(whole) - 1} bytes instead of {len(whole)}" in look(checkpoint)["weights"].detail
+    safetensors(checkpoint / "1.safetensors", ["a"])
+    assert "1.safetensors lacks b" in look(checkpoint)["weights"].detail
+
+
+def test_chat_templates_that_are_absent_or_rewrite_history_are_warned_of(checkpoint):
+    (checkpoint / "chat_template.jinja").unlink()
+    found = look(checkpoint)["chat template"]
+    assert found.status == "warn" and "none" in found.detail and "chat_template.jinja" in found.fix
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": FORGETFUL}))
+    found = look(checkpoint)["chat template"]
+    assert found.status == "warn" and "message 4 (user) changes what precedes it" in found.detail
+
+
+@pytest.mark.parametrize("form", ["text", "named"])
+def test_chat_templates_in_the_tokenizer_s_configuration(checkpoint, form):
+    (checkpoint / "chat_template.jinja").unlink()
+    value = CHATML if form == "text" else [{"name": "tool", "template": ""}, {"name": "default", "template": CHATML}]
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+    assert look(checkpoint)["chat template"].status == "ok"
+
+
+def test_templates_that_refuse_system_messages_or_mark_the_assistant(checkpoint):
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+    (checkpoint / "chat_template.jinja").write_text(refusing)
+    assert "takes no system message" in look(checkpoint)["chat template"].detail
+    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{%- endgeneration -%}")
+    (checkpoint / "chat_template.jinja").write_text(marked)
+    assert look(checkpoint)["chat template"].status == "ok"
+
+
+def test_the_tested_versions_are_those_of_pyproject():
+    project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    pinned = dict(line.split("==") for line in project["dependencies"] if "==" in line)
+    assert doctor.TESTED.items() <= pinned.items()
+
+
+def test_versions_that_differ_or_are_missing():
+    def version(name):
+        if name == "ray":
+            raise importlib.metadata.PackageNotFoundError
+        return {"torch": "2.11.0+cpu", "sglang": "0.4.0"}.get(name, doctor.TESTED.get(name))
+
+    found = {finding.name: finding for finding in doctor.check_versions(version)}
+    assert (found["torch"].status, found["sglang"].status, found["ray"].status) == ("ok", "warn", "fail")
+    assert "ray==2.60.0" in found["ray"].fix
+
+
+def test_imports_are_tried_elsewhere_and_with_a_limit():
+    assert doctor.check_import("json", "import json").status == "ok"
+    gone = doctor.check_import("gone", "import not_there_at_all")
+    assert gone.status == "fail" and "ModuleNotFoundError" in gone.detail and gone.fix
+    assert "no end" in doctor.check_import("slow", "import time; time.sleep(60)", timeout=0.5).detail
+
+
+def test_ports(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert doctor.check_port(port).status == "fail"
+    assert doctor.check_port(port).status == "ok"
+    assert doctor.check_port(99999).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("environment", "status"),
+    [
+        ({}, "ok"),
+        ({"http_proxy": ""}, "ok"),
+        ({"https_proxy": "http://p:1"}, "warn"),
+        ({"HTTP_PROXY": "http://p:1", "no_proxy": "localhost"}, "warn"),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "localhost, 127.0.0.1"}, "ok"),
+        ({"ALL_PROXY": "http://p:1", "no_proxy": "*"}, "ok"),
+    ],
+)
+def test_proxies(environment, status):
+    assert doctor.check_proxies(environment).status == status
+
+
+def test_machine_findings(tmp_path):
+    assert doctor.check_memory(minimum=0).status == "ok" and doctor.check_memory(minimum=1 << 60).fix
+    assert doctor.check_shared_memory(str(tmp_path), 0).status == "ok"
+    assert doctor.check_shared_memory(str(tmp_path / "absent")).status == "warn"
+    assert doctor.check_shared_memory(str(tmp_path), 1 << 60).fix
+    assert doctor.check_open_files(0).status == "ok" and doctor.usable_cores() >= 1
+    names = [finding.name for finding in doctor.check_run_dir(tmp_path / "new" / "run")]
+    assert names[:2] == ["run directory", "disk"] and not (tmp_path / "new").exists()
+    assert next(doctor.check_run_dir(pathlib.Path("/proc/run"))).status == "fail"
+
+
+def test_the_command_prints_fixes_and_exits_2_on_failure(checkpoint, tmp_path):
+    arguments = ["--quick", "--run-dir", str(tmp_path), "--hf-checkpoint", str(checkpoint)]
+    fine = CliRunner().invoke(doctor.app, [*arguments, "--json"])
+    statuses = {finding["name"]: finding["status"] for finding in json.loads(fine.output)}
+    assert statuses["weights"] == "ok" and fine.exit_code == (2 if "fail" in statuses.values() else 0)
+    (checkpoint / "config.json").unlink()
+    bad = CliRunner().invoke(doctor.app, arguments)
+    assert bad.exit_code == 2 and "download the checkpoint again" in re.sub(r"\W*\n\W*", " ", bad.output)
+
+
+def test_commands_import_nothing_heavy():
+    script = (
+        "import sys, slime_cli.commands.trace, slime_cli.commands.profile, slime_cli.commands.doctor\n"
+        "heavy = {'torch', 'httpx', 'rich.table', 'jinja2', 'psutil', 'sqlite3', 'msgspec'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=pathlib.Path(__file__).parents[2])

@@ -1,0 +1,138 @@
+"""Cross-checks: each contradiction is found, says its numbers and its fix; and the layout and estimate."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from slime_cli.errors import UsageError
+from slime_cli.options.checks import check, layout
+from slime_cli.options.memory import estimate
+from slime_cli.options.render import render
+from slime_cli.options.resolve import resolve
+
+GOOD = (
+    "--hf-checkpoint h --prompt-data p --num-rollout 3 --rollout-batch-size 8 --n-samples-per-prompt 4 --rm-type math"
+)
+
+
+def resolved(more: str = "", base: str = GOOD):
+    return resolve(f"{base} {more}".split())
+
+
+def test_a_sound_run_has_no_warnings():
+    assert check(resolved()) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--global-batch-size 7", "8 x --n-samples-per-prompt 4 = 32 samples, but --global-batch-size 7"),
+        ("--global-batch-size 8 --num-steps-per-rollout 2", "8 x --num-steps-per-rollout 2 = 16"),
+        ("--actor-num-gpus-per-node 3 --tensor-model-parallel-size 2", "3 trainer ranks"),
+        ("--actor-num-gpus-per-node 3", "--global-batch-size 32 is not a multiple of data parallel 3"),
+        ("--use-dynamic-batch-size", "needs --max-tokens-per-gpu"),
+        ("--max-tokens-per-gpu 5", "add --use-dynamic-batch-size"),
+        ("--kl-loss-coef 0.1", "--kl-loss-coef has no effect"),
+        ("--rollout-temperature 0", "--rollout-temperature is 0.0"),
+        ("--rollout-temperature nan", "--rollout-temperature is nan"),
+        ("--rollout-endpoint e --colocate", "exclude each other"),
+        ("--rollout-endpoint e --sglang-dtype float32", "--sglang-dtype: no effect"),
+        ("--sequence-parallel", "--sequence-parallel needs"),
+        ("--eval-interval 2", "--eval-interval without --eval-prompt-data"),
+        ("--eval-prompt-data a --eval-interval 2", "give pairs"),
+        ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "not a multiple of"),
+        ("--rm-workers 0", "--rm-workers is 0"),
+        ("--save-interval 2", "--save-interval without --save"),
+        ("--num-layers 3 --pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2", "--num-layers 3"),
+        ("--bf16 --fp16", "--bf16 and --fp16"),
+    ],
+)
+def test_contradictions(more, said):
+    with pytest.raises(UsageError) as caught:
+        check(resolved(more))
+    assert said in f"{caught.value.message} | {caught.value.fix}"
+
+
+def test_all_contradictions_at_once():
+    with pytest.raises(UsageError) as caught:
+        check(resolve([]))
+    for said in ("--hf-checkpoint", "--prompt-data", "--num-rollout", "--rollout-batch-size", "no reward"):
+        assert said in caught.value.message
+
+
+def test_one_sample_per_prompt_teaches_nothing_in_grpo():
+    base = GOOD.replace("--n-samples-per-prompt 4", "")
+    with pytest.raises(UsageError, match="nothing is learnt"):
+        check(resolved(base=base))
+    assert check(resolved("--disable-rewards-normalization", base)) == []
+
+
+def test_reasoning_gym_brings_its_reward():
+    assert check(resolved(base=GOOD.replace("--rm-type math", "").replace("data p", "data reasoning-gym:basic"))) == []
+
+
+def test_warnings():
+    assert "does not change the gradient" in check(resolved("--use-kl-loss"))[0]
+    assert (
+        "--oversize isolate applies"
+        in check(resolved("--use-dynamic-batch-size --max-tokens-per-gpu 10 --rollout-max-response-len 20"))[0]
+    )
+    assert "no longer compare" in check(resolved("--rollout-top-p 0.9"))[0]
+
+
+def test_layout_counts_ranks_and_engines():
+    found = layout(
+        resolved(
+            "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --tensor-model-parallel-size 2 "
+            "--context-parallel-size 2 --rollout-num-gpus 8 --rollout-num-gpus-per-engine 2"
+        )
+    )
+    assert found == {"tp": 2, "pp": 1, "cp": 2, "dp": 4, "ep": 1, "world_size": 16, "engine_tp": 2, "engines": 4}
+
+
+def test_estimate_divides_by_the_layout():
+    argv = f"{GOOD} --bf16 --use-distributed-optimizer --actor-num-gpus-per-node 4".split()
+    one = estimate(resolve(argv, ["qwen3-0.6b"]))
+    two = estimate(resolve([*argv, "--tensor-model-parallel-size", "2"], ["qwen3-0.6b"]))
+    assert one["rank"]["weights"] == 2 * one["parameters"] and one["rank"]["gradients"] == 4 * one["parameters"]
+    assert one["rank"]["optimizer"] == 3 * one["parameters"]
+    assert two["rank"]["weights"] == pytest.approx(one["rank"]["weights"] / 2, rel=1e-3)
+    assert estimate(resolve(argv)) is None
+
+
+def test_estimate_from_the_checkpoint_config():
+    config = {
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "vocab_size": 151936,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+        "model_type": "qwen3",
+    }
+    assert estimate(resolved(), config)["parameters"] == 596_049_920
+
+
+def shown(found, memory, verbose=False) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render(found, layout(found), memory, verbose))
+    return console.file.getvalue()
+
+
+def test_dry_run_shows_origins_layout_and_memory():
+    found = resolve(f"{GOOD} --sglang-mem-fraction-static 0.5 --rollout-stop [/b]".split(), ["qwen3-4b"])
+    text = shown(found, estimate(found))
+    for said in (
+        "--sglang-mem-fraction-static",
+        "profile qwen3-4b",
+        "derived",
+        "[/b]",
+        "data parallel",
+        "4.02 billion",
+    ):
+        assert said in text
+    assert "--rollout-seed" not in text and "--rollout-seed" in shown(found, None, verbose=True)
+    assert "--disable-bias-linear" in text and "given" in text

@@ -1,0 +1,26 @@
+"""An option that nothing reads may not exist. Complete only once every stage is written."""
+
+import pathlib
+import re
+
+from slime_cli.options import own
+
+PACKAGE = pathlib.Path(own.__file__).parents[1]
+NOT_READERS = {PACKAGE / "options" / name for name in ("own.py", "render.py", "memory.py", "derive.py")}
+ONLY_FOR_OTHERS = {"num_steps_per_rollout"}
+"""Dests whose whole effect is on another value: the global batch size, which options/derive.py makes from it."""
+
+
+def test_every_own_option_is_read_by_some_code():
+    text = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py") if path not in NOT_READERS)
+    words = set(re.findall(r"\w+", text))
+    inert = sorted({option.dest for option in own.OPTIONS} - words - ONLY_FOR_OTHERS)
+    assert not inert, f"read by nothing outside options/own.py: {', '.join(inert)}"
+
+
+def test_every_own_option_is_read_by_more_than_the_checks():
+    """The stricter reading: a check alone gives an option no effect."""
+    paths = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "options" not in path.parents]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in paths)))
+    inert = sorted({option.dest for option in own.OPTIONS} - words - ONLY_FOR_OTHERS)
+    assert not inert, f"read by nothing outside options/: {', '.join(inert)}"

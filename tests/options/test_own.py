@@ -1,0 +1,36 @@
+"""slime's own options: the table's invariants."""
+
+from slime_cli.options import catalogue, own
+from slime_cli.options.managed import MANAGED
+
+
+def test_names_shared_with_megatron_are_the_declared_ones():
+    shared = set(own.by_flag()) & set(catalogue.load("megatron").by_flag)
+    assert shared == set(own.OWN_OVER_MEGATRON)
+
+
+def test_no_native_flag_is_hidden_by_a_prefix_or_an_own_name():
+    bare = catalogue.load("megatron").by_flag
+    assert not [flag for flag in bare if flag.startswith(("--sglang-", "--router-"))]
+    for section in ("sglang", "router"):
+        spelt = {catalogue.PREFIXES[section] + flag[2:] for flag in catalogue.load(section).by_flag}
+        assert not spelt & set(own.by_flag())
+
+
+def test_dests_and_flags_are_unique_and_every_option_has_a_help():
+    assert len({option.dest for option in own.OPTIONS}) == len(own.OPTIONS) == len(own.by_flag())
+    assert all(option.help.endswith(".") for option in own.OPTIONS)
+    assert all(option.default in option.choices for option in own.OPTIONS if option.choices)
+
+
+def test_managed_and_changed_native_options_exist():
+    absent = {("megatron", "rank"), ("megatron", "world_size")}  # of other Megatron versions
+    for section, dests in MANAGED.items():
+        known = catalogue.load(section).by_dest
+        assert {(section, dest) for dest in dests if dest not in known} <= absent
+    for section, values in own.NATIVE_DEFAULTS.items():
+        assert set(values) <= set(catalogue.load(section).by_dest)
+
+
+def test_serve_rollout_reads_own_options_only():
+    assert own.SERVE_ROLLOUT <= set(own.by_dest())

@@ -1,0 +1,114 @@
+"""Profiles: lookup, precedence, stages, and what their errors say."""
+
+import pytest
+
+from slime_cli.errors import UsageError
+from slime_cli.options import profiles
+from slime_cli.options.checks import check
+from slime_cli.options.memory import shape
+from slime_cli.options.resolve import resolve
+
+
+def written(folder, text, name="mine.yaml"):
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def refused(folder, text) -> str:
+    with pytest.raises(UsageError) as caught:
+        profiles.load(written(folder, text))
+    return f"{caught.value.message} | {caught.value.fix}"
+
+
+def test_every_shipped_profile_resolves():
+    for names in profiles.available().values():
+        for name in names:
+            resolve([], [name])
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("qwen3-0.6b", 596_049_920), ("qwen3-4b", 4_022_468_096)])
+def test_models_have_their_public_parameter_counts(name, parameters):
+    assert shape(resolve([], [name])).parameters == parameters
+
+
+def test_later_profiles_then_flags_win(tmp_path):
+    first = written(
+        tmp_path, "megatron: {lr: 1e-4, num_layers: 2, sequence-parallel: true}\nslime: {trace: off}", "a.yaml"
+    )
+    second = written(
+        tmp_path, "megatron: {num-layers: 3, sequence-parallel: false}\nsglang: {dtype: float32}", "b.yaml"
+    )
+    found = resolve(["--num-layers", "4"], [first, second])
+    assert found.megatron["lr"] == 1e-4 and found.origins["megatron.lr"] == f"profile {first}"
+    assert found.megatron["num_layers"] == 4 and found.origins["megatron.num_layers"] == "flag"
+    assert "sequence_parallel" not in found.megatron
+    assert found.slime["trace"] == "off" and found.sglang == {"dtype": "float32"}
+
+
+def test_a_flag_takes_back_what_a_profile_gives(tmp_path):
+    profile = written(tmp_path, "slime: {colocate: true, disable-rewards-normalization: true}\nmegatron: {bf16: true}")
+    found = resolve(["--colocate=false", "--bf16=false", "--disable-rewards-normalization=false"], [profile])
+    assert found.slime["colocate"] is False and found.slime["rewards_normalization"] is True
+    assert "bf16" not in found.megatron
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("megatorn: {}", "unknown section `megatorn` | did you mean megatron?"),
+        ("megatron: {num-layer: 2}", "megatron.num-layer: no such option | did you mean num-layers"),
+        ("megatron: {rollout-seed: 2}", "did you mean rollout-seed (in the `slime:` section)?"),
+        ("megatron: {save: x}", "move it to the `slime:` section"),
+        ("sglang: {tp-size: 2}", "use --rollout-num-gpus-per-engine"),
+        ("sglang: {port: 2}", "is set by slime"),
+        ("megatron: {bf16: 1}", "takes true (given) or false"),
+        ("megatron: {num-layers: true}", "takes a whole number, got 'true'"),
+        ("megatron: {num-layers: [1]}", "takes a whole number, got [1]"),
+        ("megatron: [1]", "must be a map"),
+        ("megatron: {lr: 1, lr: 2}", "`lr` is there twice"),
+        ("megatron: {num-layers: 1, num_layers: 2}", "keep one"),
+        ("stages: {}\nslime: [", "not readable as YAML"),
+        ("stages: [{slime: {rollout-sed: 1}}]", "stage 1: slime.rollout-sed"),
+        ("stages: [{what: 1}]", "stage 1: unknown section `what`"),
+    ],
+)
+def test_errors_name_file_key_and_nearest(tmp_path, text, said):
+    message = refused(tmp_path, text)
+    assert said in message and "mine.yaml" in message
+
+
+def test_unknown_profile_lists_the_known():
+    with pytest.raises(UsageError) as caught:
+        profiles.load("qwen3-4bb")
+    assert "did you mean qwen3-4b?" in caught.value.fix and "qwen3-0.6b" in caught.value.fix
+
+
+STAGED = """
+slime: {loss-type: sft_loss, prompt-data: p, hf-checkpoint: h, num-rollout: 5, rollout-batch-size: 8, trace: on}
+megatron: {lr: 1e-3}
+stages:
+- name: warm
+- name: rl
+  slime: {loss-type: policy_loss, n_samples_per_prompt: 4, rm-type: math, num-rollout: 9}
+  megatron: {lr: 1e-5}
+  sglang: {dtype: float32}
+"""
+
+
+def test_stages_lie_over_the_top_level_and_beneath_flags(tmp_path):
+    found = resolve(["--num-rollout", "2"], [written(tmp_path, STAGED)])
+    warm, rl = found.for_stage(0), found.for_stage(1)
+    assert [stage["name"] for stage in found.stages] == ["warm", "rl"]
+    assert warm.slime["loss_type"] == "sft_loss" and warm.megatron["lr"] == 1e-3
+    assert rl.slime["loss_type"] == "policy_loss" and rl.megatron["lr"] == 1e-5
+    assert rl.origins["megatron.lr"] == "stage rl" and rl.sglang == {"dtype": "float32"}
+    assert warm.slime["num_rollout"] == rl.slime["num_rollout"] == 2
+    assert (warm.megatron["global_batch_size"], rl.megatron["global_batch_size"]) == (8, 32)
+    assert (warm.slime["rollout_num_gpus"], rl.slime["rollout_num_gpus"]) == (0, 1)
+    assert check(found) == []
+
+
+def test_checks_name_the_stage(tmp_path):
+    with pytest.raises(UsageError, match="stage rl: .*rollout-temperature"):
+        check(resolve(["--rollout-temperature", "0"], [written(tmp_path, STAGED.replace("- name: warm\n", ""))]))
