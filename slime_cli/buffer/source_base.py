@@ -1,7 +1,8 @@
 """What every prompt source shares: the row contract, slices, query strings and nearest-name hints.
 
-Callers: :mod:`slime_cli.buffer.sources` and the source kinds beside it. Invariants: a row that reaches a caller has passed
-:meth:`RowContract.check`; a row that has not is in ``skipped`` or was raised as a DataError; order is the file's order.
+Callers: :mod:`slime_cli.buffer.sources` and the source kinds beside it. Invariants: a row that reaches a caller has
+passed :meth:`RowContract.check`; a row that has not is in ``skipped`` or was raised as a DataError; order is the
+file's order.
 """
 
 import abc
@@ -73,7 +74,9 @@ def split_slice(uri: str) -> tuple[str, slice]:
     match = SLICE.match(uri)
     if match is None:
         if uri.endswith("]") and "@[" in uri:
-            raise UsageError(f"{uri}: cannot read the slice at its end", "write path@[start:end] or path@[start:end:step]")
+            raise UsageError(
+                f"{uri}: cannot read the slice at its end", "write path@[start:end] or path@[start:end:step]"
+            )
         return uri, slice(None)
     parts = match["inside"].split(":")
     try:
@@ -100,7 +103,7 @@ def parse_query(text: str, where: str) -> dict[str, list[str]]:
 
 
 def as_messages(value: list[Any], field: str, columnar: bool) -> list[dict[str, Any]]:
-    """Checks chat messages. Columnar files pad absent keys with null, which chat templates trip over: those are dropped."""
+    """Checks chat messages. Columnar files pad absent keys with null, which templates trip over: those are dropped."""
     if not value:
         raise RowProblem(field, "an empty list of messages")
     out = []
@@ -237,5 +240,7 @@ class PromptSource(abc.ABC):
             raise DataError(f"{self.name}: the slice selects none of its {good} rows", "widen the slice")
         if self.skipped:
             reasons = "; ".join(str(bad) for bad in self.skipped[:3])
-            raise DataError(f"{self.name}: no row can be used: all {len(self.skipped)} were skipped: {reasons}", "mend the rows")
+            raise DataError(
+                f"{self.name}: no row can be used: all {len(self.skipped)} were skipped: {reasons}", "mend the rows"
+            )
         raise DataError(f"{self.name}: it has no rows", "check that the file is the one you mean")

@@ -1,7 +1,7 @@
 """Prompts from files: JSON lines, Parquet and Hugging Face data sets, behind one table interface.
 
-One streaming pass checks every row when the source is opened; afterwards rows are read on demand, so memory holds offsets
-and a few row groups, never the data set. A file that changes under a running job is an error, not other rows.
+One streaming pass checks every row when the source is opened; afterwards rows are read on demand, so memory holds
+offsets and a few row groups, never the data set. A file that changes under a running job is an error, not other rows.
 """
 
 import abc
@@ -140,7 +140,7 @@ class Parquet(Table):
         return self._cache[group]
 
     def digest(self) -> str:
-        """Size, first MiB and last MiB: the footer in the latter has every column chunk's place, size and statistics."""
+        """Size, first MiB and last MiB: the footer has every column chunk's place, size and statistics."""
         size = os.path.getsize(self.file)
         digest = hashlib.blake2b(str(size).encode(), digest_size=16)
         with open(self.file, "rb") as handle:
@@ -175,7 +175,9 @@ def wanted_columns(file: str, present: list[str], contract: RowContract) -> list
         if key not in present:
             option = "--input-key" if key == contract.input_key else "--label-key"
             hint = nearest(key, present)
-            raise DataError(f"{file}: no column {key!r}{hint}; it has {', '.join(present)}", f"name the column with {option}")
+            raise DataError(
+                f"{file}: no column {key!r}{hint}; it has {', '.join(present)}", f"name the column with {option}"
+            )
     return [name for name in contract.columns() if name in present]
 
 
@@ -193,12 +195,16 @@ def open_dataset(rest: str, uri: str) -> Any:
     try:
         if local.is_dir() and any((local / name).exists() for name in ("state.json", "dataset_dict.json")):
             if options:
-                raise UsageError(f"{uri}: {', '.join(options)} mean nothing for a saved data set", "only split=NAME does")
+                raise UsageError(
+                    f"{uri}: {', '.join(options)} mean nothing for a saved data set", "only split=NAME does"
+                )
             loaded = datasets.load_from_disk(str(local))
         else:
             loaded = datasets.load_dataset(path, split=split, **options)
     except (OSError, ValueError, TypeError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{uri}: cannot be loaded: {type(error).__name__}: {error}", "check the path and its arguments") from error
+        raise DataError(
+            f"{uri}: cannot be loaded: {type(error).__name__}: {error}", "check the path and its arguments"
+        ) from error
     return pick_split(loaded, split, uri)
 
 

@@ -1,8 +1,9 @@
 """Endless checked questions from reasoning-gym: ``reasoning-gym:TASK?size=2000&seed=1&part=0:0.9&ARG=value``.
 
-Invariants: an item depends only on (task, arguments, seed, position); ``part`` cuts by the question's hash, so two sources
-with disjoint parts never share a question whatever their seeds and sizes; ``distinct=true`` gives each question once.
-Importing this module does not import reasoning_gym (seconds); opening a source, or :func:`make_task`, does.
+Invariants: an item depends only on (task, arguments, seed, position); ``part`` cuts by the question's hash, so two
+sources with disjoint parts never share a question whatever their seeds and sizes; ``distinct=true`` gives each
+question once. Importing this module does not import reasoning_gym (seconds); opening a source, or :func:`make_task`,
+does.
 """
 
 import collections.abc
@@ -45,7 +46,7 @@ def make_task(task: str, arguments: dict[str, Any]) -> Any:
 
 
 def freeze(value: Any) -> Any:
-    """Plain JSON values that :func:`thaw` turns back exactly: some verifiers tell a tuple from a list, or 1 from "1"."""
+    """Plain JSON values that :func:`thaw` turns back exactly: some verifiers tell tuple from list, or 1 from "1"."""
     if isinstance(value, enum.Enum):
         return freeze(value.value)
     if value is None:
@@ -64,7 +65,9 @@ def freeze(value: Any) -> Any:
         return {"__kind__": "dict", "items": [[freeze(key), freeze(part)] for key, part in value.items()]}
     if hasattr(value, "tolist"):
         return freeze(value.tolist())
-    raise DataError(f"reasoning-gym: an entry holds {type(value).__name__}, which cannot be stored", "choose another task")
+    raise DataError(
+        f"reasoning-gym: an entry holds {type(value).__name__}, which cannot be stored", "choose another task"
+    )
 
 
 def thaw(value: Any) -> Any:
@@ -136,7 +139,9 @@ class GymOptions:
             raise UsageError(f"{uri}: the task {task!r} is refused: {REFUSED[task]}", "choose another task")
         known = load_library().factory.DATASETS
         if task not in known:
-            raise UsageError(f"{uri}: unknown task {task!r}{nearest(task, known)}", f"one of {', '.join(sorted(known))}")
+            raise UsageError(
+                f"{uri}: unknown task {task!r}{nearest(task, known)}", f"one of {', '.join(sorted(known))}"
+            )
         texts = parse_query(query, uri)
 
         def special(name: str, kind: Any, default: Any) -> Any:
@@ -150,7 +155,9 @@ class GymOptions:
         for name in texts:
             if name not in fields:
                 names = [*fields, "distinct", "part"]
-                raise UsageError(f"{uri}: {task} has no argument {name!r}{nearest(name, names)}", f"one of {', '.join(names)}")
+                raise UsageError(
+                    f"{uri}: {task} has no argument {name!r}{nearest(name, names)}", f"one of {', '.join(names)}"
+                )
         hints = typing.get_type_hints(known[task][1])
         values = {name: checked(uri, name, texts[name], hints[name], fields[name].default) for name in texts}
         return cls(task, size, seed, distinct, part, values)
@@ -175,7 +182,7 @@ def parse_part(uri: str, texts: list[str]) -> tuple[float, float]:
 
 
 class GymSource(PromptSource):
-    """Rows are generated when asked for; with ``distinct`` or ``part``, opening enumerates them and keeps positions only."""
+    """Rows are generated when asked for; with ``distinct`` or ``part``, opening enumerates and keeps positions."""
 
     def __init__(self, name: str, rest: str, window: slice):
         super().__init__(name)
@@ -192,7 +199,9 @@ class GymSource(PromptSource):
             raise UsageError(message, "see the task's configuration in reasoning-gym") from None
         self._chosen = self._enumerate(tries) if enumerate_first else range(options.size)
         if not self._chosen:
-            raise DataError(f"{name}: none of the {self.tried} questions tried is in part={options.part}", "widen the part")
+            raise DataError(
+                f"{name}: none of the {self.tried} questions tried is in part={options.part}", "widen the part"
+            )
         self._select(len(self._chosen), window)
 
     def _enumerate(self, tries: int) -> array:

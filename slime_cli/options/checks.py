@@ -82,7 +82,7 @@ def _required(r: Resolved) -> Iterator[Problem]:
 def _positive(r: Resolved) -> Iterator[Problem]:
     names = (
         "actor_num_nodes actor_num_gpus_per_node rollout_num_gpus_per_engine num_gpus_per_node rollout_batch_size "
-        "n_samples_per_prompt num_steps_per_rollout max_tokens_per_gpu log_probs_max_tokens_per_gpu save_interval "
+        "n_samples_per_prompt num_steps_per_rollout max_tokens_per_gpu save_interval "
         "eval_interval n_samples_per_eval_prompt rollout_max_response_len rollout_max_prompt_len eval_max_response_len "
         "over_sampling_batch_size sglang_server_concurrency rm_timeout rm_workers num_rollout num_epoch keep_rollouts"
     )
@@ -190,7 +190,7 @@ def _tokens(r: Resolved) -> Iterator[Problem | str]:
     if dynamic and not cap:
         yield "--use-dynamic-batch-size needs --max-tokens-per-gpu", "give the tokens that one rank can take"
     if not dynamic:
-        for name in ("max_tokens_per_gpu", "log_probs_max_tokens_per_gpu", "oversize"):
+        for name in ("max_tokens_per_gpu", "oversize"):
             if r.origins[f"slime.{name}"] == "flag":
                 yield f"--{name.replace('_', '-')} has no effect", "add --use-dynamic-batch-size"
     answer, prompt = r.slime["rollout_max_response_len"], r.slime["rollout_max_prompt_len"] or 0

@@ -8,7 +8,6 @@ from typing import Any
 FALLBACKS = {
     "eps_clip_high": "eps_clip",
     "over_sampling_batch_size": "rollout_batch_size",
-    "log_probs_max_tokens_per_gpu": "max_tokens_per_gpu",
     "eval_reward_key": "reward_key",
     "eval_temperature": "rollout_temperature",
     "eval_top_p": "rollout_top_p",

@@ -80,6 +80,8 @@ _ROLLOUT = (
     ("--dynamic-sampling-filter-path", "str", None, "Function that decides whether a finished group is kept."),
     ("--custom-generate-function-path", "str", None, "Function that generates one sample, for turns and tools."),
     ("--sglang-server-concurrency", "int", 512, "Requests in flight for each engine."),
+    ("--sglang-router-ip", "str", "127.0.0.1", "Address that the router listens on."),
+    ("--sglang-router-port", "int", None, "Port that the router listens on; any free one when not given."),
     (
         "--rollout-endpoint",
         "str",
@@ -102,7 +104,6 @@ _BATCH = (
     ("--num-steps-per-rollout", "int", None, "Optimizer steps on each rollout; the global batch size follows from it."),
     ("--use-dynamic-batch-size", "flag", False, "Pack samples into micro-batches by their tokens."),
     ("--max-tokens-per-gpu", "int", None, "Tokens that one rank takes in a packed micro-batch."),
-    ("--log-probs-max-tokens-per-gpu", "int", None, "The same where no gradient is needed; --max-tokens-per-gpu."),
     ("--oversize", "str", "isolate", "A sample above the token cap goes alone, is dropped, or ends the run.",
      {"choices": ("isolate", "drop", "fail")}),
 )  # fmt: skip
@@ -184,7 +185,7 @@ NATIVE_DEFAULTS: dict[str, dict[str, Any]] = {
 
 SERVE_ROLLOUT = frozenset(
     "rollout_num_gpus rollout_num_gpus_per_engine num_gpus_per_node hf_checkpoint run_dir "
-    "sglang_server_concurrency trace".split()
+    "sglang_router_ip sglang_router_port colocate actor_num_gpus_per_node rollout_seed".split()
 )
 READ_BY: dict[str, tuple[frozenset[str] | None, tuple[str, ...]]] = {
     "train": (None, ("megatron", "sglang", "router")),

@@ -1,8 +1,8 @@
 """The built-in reward types: pure functions of (response, label, metadata), each run in a reward worker.
 
-``grade`` raises GraderError when a sample cannot be graded (no label, a broken verifier), which costs that sample and is
-counted; a wrong answer is 0, never an error. Nothing here limits time: the worker's owner does, by killing it. Importing
-this module imports no verifier library.
+``grade`` raises GraderError when a sample cannot be graded (no label, a broken verifier), which costs that sample and
+is counted; a wrong answer is 0, never an error. Nothing here limits time: the worker's owner does, by killing it.
+Importing this module imports no verifier library.
 """
 
 import collections
@@ -68,7 +68,7 @@ def grade_f1(response: str, label: str | None, metadata: dict[str, Any], index: 
 
 
 def chosen_letter(response: str, letters: str) -> str | None:
-    """The option a response settles on: a boxed letter, else the last 'answer is X', else the last letter on its own."""
+    """The option chosen: a boxed letter, else the last 'answer is X', else the last letter on its own."""
     text = after_thinking(response)
     boxed = last_boxed(text)
     one = rf"\(?\[?\**([{letters}{letters.lower()}])\b\**\)?\]?"
@@ -145,7 +145,7 @@ def grade_deepscaler(response: str, label: str | None, metadata: dict[str, Any],
 
 
 def grade_dapo(response: str, label: str | None, metadata: dict[str, Any], index: int) -> dict[str, Any]:
-    """DAPO's shape: ``{"score": 1 or -1, "acc", "pred"}`` from the last ``Answer: ...`` line (use --reward-key score)."""
+    """DAPO's shape: ``{"score": 1 or -1, "acc", "pred"}`` from the last ``Answer: ...`` (for --reward-key score)."""
     found = re.findall(r"(?i:answer)\s*:\s*([^\n]+)", response[-300:])
     answer = found[-1].strip().strip("*").strip() if found else ""
     wrapped = answer if "$" in answer or "\\boxed" in answer else f"\\boxed{{{answer}}}"
@@ -204,11 +204,13 @@ GRADERS: dict[str, Callable[[str, str | None, dict[str, Any], int], Reward]] = {
 
 
 def check_rm_type(rm_type: str) -> None:
-    """UsageError for an unknown type, naming the nearest one. ``remote_rm`` is known too (the parent process asks it)."""
+    """UsageError for an unknown type, naming the nearest one. ``remote_rm`` is known too (the parent asks it)."""
     if rm_type.removeprefix(BOXED_PREFIX) in (*GRADERS, "remote_rm"):
         return
     hint = nearest(rm_type.removeprefix(BOXED_PREFIX), (*GRADERS, "remote_rm"))
-    raise UsageError(f"unknown rm_type {rm_type!r}{hint}", f"one of {', '.join(GRADERS)}, remote_rm, or boxed_ before one")
+    raise UsageError(
+        f"unknown rm_type {rm_type!r}{hint}", f"one of {', '.join(GRADERS)}, remote_rm, or boxed_ before one"
+    )
 
 
 def prepare(rm_type: str, response: str, label: str | None, metadata: dict[str, Any], index: int) -> None:

@@ -1,7 +1,7 @@
 """Users' functions by import path (``pkg.mod.fn`` or ``file.py:fn``), checked when loaded.
 
-Every ``--*-path`` option has a kind below: the call that slime makes. :func:`load` either returns something that accepts
-that call or raises a UsageError saying what is wrong, where, and the nearest name. Loading is cached by path.
+Every ``--*-path`` option has a kind below: the call that slime makes. :func:`load` either returns something that
+accepts that call or raises a UsageError saying what is wrong, where, and the nearest name. Loading is cached by path.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ KINDS = {
 
 
 def load(path: str, kind: str) -> Callable[..., Any]:
-    """The function (or class) at ``path``. Raises UsageError when it is not there or does not accept the kind's call."""
+    """The function (or class) at ``path``. UsageError when it is not there or does not accept the call."""
     if kind not in KINDS:
         raise ValueError(f"no such kind of hook: {kind!r}{nearest(kind, KINDS)}")
     function = _find(path, kind)
@@ -89,7 +89,7 @@ def is_async(function: Callable[..., Any]) -> bool:
     """True for coroutine functions, partials of them, and objects whose ``__call__`` is one."""
     while isinstance(function, functools.partial):
         function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
@@ -155,7 +155,9 @@ def _load_file(file: str, where: str) -> ModuleType:
 
 def _broken(where: str, error: BaseException) -> UsageError:
     """An import that raised, with the innermost line of the user's code."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename and f.filename != __file__]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename and f.filename != __file__
+    ]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f" at {error.filename}:{error.lineno}"
@@ -173,7 +175,9 @@ def _check_call(path: str, kind: str, function: Any) -> None:
     try:
         signature.bind(*call.positional, **dict.fromkeys(call.keywords))
     except TypeError as error:
-        raise UsageError(f"{where}: {_place(function)}{signature} does not accept the call: {error}", f"slime calls {call}") from None
+        raise UsageError(
+            f"{where}: {_place(function)}{signature} does not accept the call: {error}", f"slime calls {call}"
+        ) from None
     if call.form != "either" and is_async(function) != (call.form == "async"):
         wanted = "must be an `async def`" if call.form == "async" else "must not be async"
         raise UsageError(f"{where}: {_place(function)} {wanted}", f"slime calls {call}")

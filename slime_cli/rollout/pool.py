@@ -1,12 +1,13 @@
 """Worker processes that run rewards, so that a hanging, crashing or raising one costs one sample and never the run.
 
-Parent side: :class:`WorkerPool`, used by :class:`slime_cli.rollout.rewards.RewardPool`. Child side: :func:`child_main`, a
-fresh interpreter (``python -m slime_cli.rollout.pool OWNER_PID``; never a fork, since the owner has threads).
-Messages on its stdin and stdout are a 4-byte length and a pickle; what user code prints goes to stderr instead.
+Parent side: :class:`WorkerPool`, used by :class:`slime_cli.rollout.rewards.RewardPool`. Child side:
+:func:`child_main`, a fresh interpreter (``python -m slime_cli.rollout.pool OWNER_PID``; never a fork, since the owner
+has threads). Messages on its stdin and stdout are a 4-byte length and a pickle; what user code prints goes to stderr
+instead.
 
-Invariants: every submitted job gets exactly one outcome, in bounded time; results are sent one by one, so when a worker
-stops answering its culprit is known (jobs that ran side by side are tried again one at a time to find it); no worker
-outlives the thread that started it (PR_SET_PDEATHSIG) or the pool.
+Invariants: every submitted job gets exactly one outcome, in bounded time; results are sent one by one, so when a
+worker stops answering its culprit is known (jobs that ran side by side are tried again one at a time to find it); no
+worker outlives the thread that started it (PR_SET_PDEATHSIG) or the pool.
 """
 
 import asyncio
@@ -60,6 +61,8 @@ class Job:
     future: asyncio.Future
     alone: bool = False
     """Suspected of having taken a worker down: runs in a chunk of its own."""
+    again: bool = False
+    """Its worker died before any job began, perhaps by another hand (out of memory): it gets one more."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -253,6 +256,8 @@ class WorkerPool:
                 fail(jobs, RewardFailure("error", f"args cannot be sent to a reward worker: {error!r}"))
                 continue
             try:
+                if worker is not None and worker.process.returncode is not None:  # died while idle
+                    worker = await self._discard(worker)
                 if worker is None:
                     worker = await Worker.start()
                     self._live.add(worker)
@@ -277,7 +282,11 @@ class WorkerPool:
         """Fails the guilty job and puts the others back; when it cannot be known, each is tried alone."""
         unfinished = [job for job in jobs if not job.future.done()]
         if lost.loading:
-            guilty, again = unfinished, []
+            spared = lost.failure.kind == "crash"
+            guilty = [job for job in unfinished if job.again or not spared]
+            again = [job for job in unfinished if spared and not job.again]
+            for job in again:
+                job.again = True
         elif queue.concurrent and len(unfinished) > 1:
             guilty, again = [], unfinished
             for job in again:

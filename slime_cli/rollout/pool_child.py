@@ -1,7 +1,8 @@
-"""The inside of a reward worker (see :mod:`slime_cli.rollout.pool`): reads chunks of jobs, runs them, sends each outcome.
+"""The inside of a reward worker (see :mod:`.pool`): reads chunks of jobs, runs them, sends each outcome.
 
-An outcome is ``(value, changed)`` with plain Python values only, or a RewardFailure. ``changed`` holds the sample fields
-that a user's function modified, so that its owner can carry them over. Imports no torch unless the function does.
+An outcome is ``(value, changed)`` with plain Python values only, or a RewardFailure. ``changed`` holds the sample
+fields that a user's function modified, so that its owner can carry them over. Imports no torch unless the function
+does.
 """
 
 import asyncio
@@ -57,7 +58,9 @@ def send(target: int, message: Any) -> None:
         data = data[os.write(target, data) :]
 
 
-def serve(runner: asyncio.Runner, target: int, kind: str, path: str, args: Any, payloads: list[Any], timeout: float) -> None:
+def serve(
+    runner: asyncio.Runner, target: int, kind: str, path: str, args: Any, payloads: list[Any], timeout: float
+) -> None:
     """Loads what the chunk needs, says so (from then on time counts), runs it."""
     try:
         run, concurrent = load_work(kind, path, args, payloads)

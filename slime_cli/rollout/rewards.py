@@ -1,9 +1,9 @@
 """Rewards: which grader a sample gets, where it runs, and what counts as a reward.
 
 :class:`RewardPool` is used by the rollout and by evaluation. Invariants: every sample gets a number, a dict holding a
-finite number under the reward key, or a RewardFailure; nothing a grader or a user's function does raises into the caller.
-``metadata["custom_rm_path"]`` wins over ``--custom-rm-path``, ``metadata["rm_type"]`` over ``--rm-type``, and a custom
-function over any type.
+finite number under the reward key, or a RewardFailure; nothing a grader or a user's function does raises into the
+caller. ``metadata["custom_rm_path"]`` wins over ``--custom-rm-path``, ``metadata["rm_type"]`` over ``--rm-type``, and
+a custom function over any type.
 """
 
 import asyncio
@@ -55,12 +55,16 @@ def checked_reward(value: Any, key: str | None, needs_key: bool = True) -> Rewar
     if isinstance(value, bool | int | float):
         return float(value) if finite(value) else RewardFailure("bad_value", f"the reward is {value}")
     if not isinstance(value, dict):
-        return RewardFailure("bad_value", f"the reward is {type(value).__name__} {value!r:.100}, not a number or a dict")
+        return RewardFailure(
+            "bad_value", f"the reward is {type(value).__name__} {value!r:.100}, not a number or a dict"
+        )
     if key is None:
         hint = f"the reward is a dict with {', '.join(map(str, value)) or 'nothing'}; name its number with --reward-key"
         return RewardFailure("bad_value", hint) if needs_key else value
     if key not in value:
-        return RewardFailure("bad_value", f"the reward has no {key!r}; it has {', '.join(map(str, value)) or 'nothing'}")
+        return RewardFailure(
+            "bad_value", f"the reward has no {key!r}; it has {', '.join(map(str, value)) or 'nothing'}"
+        )
     number = value[key]
     if not isinstance(number, bool | int | float) or not finite(number):
         return RewardFailure("bad_value", f"the reward's {key!r} is {number!r:.100}, not a finite number")
@@ -102,16 +106,20 @@ class RewardPool:
         try:
             result = self._judge(await self._outcome(sample, args), [sample], args)[0]
         except Exception as error:  # a sample or options of a shape nobody foresaw: still only this sample
-            result = RewardFailure("error", str(error) if isinstance(error, SlimeError) else f"{type(error).__name__}: {error}")
+            result = RewardFailure(
+                "error", str(error) if isinstance(error, SlimeError) else f"{type(error).__name__}: {error}"
+            )
         return self._counted(result)
 
     async def score_group(self, samples: list[Sample], args: Any) -> list[Reward | RewardFailure]:
-        """Rewards of a group, one per sample and in order. With ``group_rm`` the custom function sees the whole group."""
+        """Rewards of a group, one per sample and in order. With ``group_rm`` the function sees the whole group."""
         paths = {custom_path(sample, args) for sample in samples}
         if not args.group_rm or not samples or paths == {None}:
             return list(await asyncio.gather(*(self.score(sample, args) for sample in samples)))
         if len(paths) > 1:
-            outcome = RewardFailure("error", f"--group-rm: this group names several functions: {sorted(map(str, paths))}")
+            outcome = RewardFailure(
+                "error", f"--group-rm: this group names several functions: {sorted(map(str, paths))}"
+            )
         else:
             outcome = await self._group_outcome(paths.pop(), samples, args)
         return [self._counted(result) for result in self._judge(outcome, samples, args)]
@@ -124,7 +132,9 @@ class RewardPool:
         else:
             rm_type = sample.metadata.get("rm_type") or args.rm_type
             if not rm_type:
-                return RewardFailure("error", "no reward is set: pass --rm-type or --custom-rm-path, or metadata['rm_type']")
+                return RewardFailure(
+                    "error", "no reward is set: pass --rm-type or --custom-rm-path, or metadata['rm_type']"
+                )
             graders.check_rm_type(rm_type)
             if rm_type.removeprefix(graders.BOXED_PREFIX) == "remote_rm":
                 outcome = await self._remote.ask(sample, rm_type, args)
@@ -143,9 +153,13 @@ class RewardPool:
             return outcome
         values = outcome[0]
         if not isinstance(values, list | tuple):
-            return RewardFailure("bad_value", f"--group-rm: {path} returned {type(values).__name__}, not a list of scores")
+            return RewardFailure(
+                "bad_value", f"--group-rm: {path} returned {type(values).__name__}, not a list of scores"
+            )
         if len(values) != len(samples):
-            return RewardFailure("bad_value", f"--group-rm: {path} returned {len(values)} scores for {len(samples)} samples")
+            return RewardFailure(
+                "bad_value", f"--group-rm: {path} returned {len(values)} scores for {len(samples)} samples"
+            )
         return outcome
 
     def _judge(self, outcome: Any, samples: list[Sample], args: Any) -> list[Reward | RewardFailure]:
@@ -196,7 +210,7 @@ class RemoteRewards:
         return self._clients[local]
 
     async def ask(self, sample: Sample, rm_type: str, args: Any) -> Any:
-        """``(reward, {})`` or a failure. Tries again after lost connections, time-outs, 429 and 5xx; not after other 4xx."""
+        """``(reward, {})`` or a failure. Again after lost connections, time-outs, 429 and 5xx; not other 4xx."""
         if not args.rm_url:
             return RewardFailure("error", "rm_type remote_rm has no address to ask: pass --rm-url")
         response = sample.response

@@ -26,9 +26,12 @@ def kl(log_probs_T: torch.Tensor, ref_log_probs_T: torch.Tensor, kind: str) -> t
         return log_ratio_T
     if kind == "k2":
         return log_ratio_T.square() / 2
-    if kind in ("k3", "low_var_kl"):
-        k3_T = torch.expm1(-log_ratio_T) + log_ratio_T
-        return k3_T.clamp(-LOW_VAR_KL_LIMIT, LOW_VAR_KL_LIMIT) if kind == "low_var_kl" else k3_T
+    if kind == "k3":
+        return torch.expm1(-log_ratio_T) + log_ratio_T
+    if kind == "low_var_kl":
+        # Twice the limit is far into the clamp already; beyond it exp would overflow, and its gradient be 0 * inf.
+        reverse_T = (-log_ratio_T).clamp(max=2 * LOW_VAR_KL_LIMIT)
+        return (torch.expm1(reverse_T) - reverse_T).clamp(-LOW_VAR_KL_LIMIT, LOW_VAR_KL_LIMIT)
     raise ValueError(f"unknown KL estimator {kind!r}; one of {', '.join(KL_TYPES)}")
 
 

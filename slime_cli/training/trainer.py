@@ -105,7 +105,8 @@ class Trainer:
             micro_batch_size=args.micro_batch_size, oversize=s.oversize,
             multiple=args.pipeline_model_parallel_size if args.virtual_pipeline_model_parallel_size else 1,
         )  # fmt: skip
-        sums_N = np.add.reduceat(batch.loss_mask_R, batch.response_starts_N, dtype=np.int64)
+        trained_R = np.concatenate([[0], np.cumsum(batch.loss_mask_R, dtype=np.int64)])
+        sums_N = trained_R[batch.response_starts_N + batch.response_lengths_N] - trained_R[batch.response_starts_N]
         weights_N = losses.sample_weights(torch.from_numpy(sums_N), len(positions), args.calculate_per_token_loss).numpy()
         if args.calculate_per_token_loss:
             weights_N = weights_N / max(int(sums_N[list(positions)].sum()), 1)

@@ -14,7 +14,9 @@ SUMS = "reasoning-gym:basic_arithmetic?min_terms=2&max_terms=2&min_digits=1&max_
 
 
 def write_lines(path, lines):
-    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines) + b"\n")
+    path.write_bytes(
+        b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines) + b"\n"
+    )
     return str(path)
 
 
@@ -24,7 +26,11 @@ def numbered(path, count=10):
 
 def test_rows_carry_prompt_label_metadata_tools_and_line(tmp_path):
     messages = [{"role": "user", "content": "hi"}]
-    rows = [{"input": messages, "label": 4.5, "metadata": {"a": [1]}, "tools": [{"name": "t"}]}, b"  ", {"input": "b", "label": "é"}]
+    rows = [
+        {"input": messages, "label": 4.5, "metadata": {"a": [1]}, "tools": [{"name": "t"}]},
+        b"  ",
+        {"input": "b", "label": "é"},
+    ]
     source = open_source(write_lines(tmp_path / "a.jsonl", rows), label_key="label")
     assert len(source) == 2 and source.skipped == []
     assert (source[0].prompt, source[0].label) == (messages, "4.5")
@@ -148,7 +154,12 @@ def to_parquet(folder, rows, group=3):
 
 def test_parquet_rows_over_row_groups(tmp_path):
     rows = [
-        {"input": [{"role": "user", "content": f"q{i}", "name": None}], "label": i, "metadata": {"k": i}, "tools": '[{"n": 1}]'}
+        {
+            "input": [{"role": "user", "content": f"q{i}", "name": None}],
+            "label": i,
+            "metadata": {"k": i},
+            "tools": '[{"n": 1}]',
+        }
         for i in range(8)
     ]
     source = open_source(to_parquet(tmp_path, rows), label_key="label")
@@ -158,7 +169,9 @@ def test_parquet_rows_over_row_groups(tmp_path):
 
 
 def test_parquet_bad_rows_and_columns(tmp_path):
-    path = to_parquet(tmp_path, [{"input": "a", "label": 1}, {"input": None, "label": 2}, {"input": "c", "label": None}])
+    path = to_parquet(
+        tmp_path, [{"input": "a", "label": 1}, {"input": None, "label": 2}, {"input": "c", "label": None}]
+    )
     with pytest.raises(DataError, match="row 2, field 'input': null"):
         open_source(path)
     source = open_source(path, label_key="label", on_bad_row="skip")
@@ -208,7 +221,9 @@ def test_gym_parts_are_disjoint_across_seeds_and_cover_everything():
     assert len(everything & (low | high)) > 0.8 * len(everything)
 
 
-@pytest.mark.parametrize("text", ["operators=%2B,-", "operators=+,-", "operators=+&operators=-", "operators=%2B&operators=%2D"])
+@pytest.mark.parametrize(
+    "text", ["operators=%2B,-", "operators=+,-", "operators=+&operators=-", "operators=%2B&operators=%2D"]
+)
 def test_gym_arguments_keep_plus_and_take_lists(text):
     assert open_source(f"reasoning-gym:basic_arithmetic?{text}&size=1").options.arguments == {"operators": ["+", "-"]}
 
@@ -245,5 +260,6 @@ def test_freeze_survives_json_exactly():
 def test_importing_sources_loads_no_heavy_library():
     import subprocess
 
-    code = "import sys, slime_cli.buffer.sources; print({'reasoning_gym', 'datasets', 'pyarrow', 'torch'} & set(sys.modules))"
+    heavy = "{'reasoning_gym', 'datasets', 'pyarrow', 'torch'}"
+    code = f"import sys, slime_cli.buffer.sources; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -43,7 +43,11 @@ def test_known_rewards(rm_type, response, label, reward):
 
 
 def test_dapo_scores_plus_and_minus_one():
-    assert grade("dapo", "steps\nAnswer: $\\frac{6}{2}$", "3", {}) == {"score": 1.0, "acc": True, "pred": "$\\frac{6}{2}$"}
+    assert grade("dapo", "steps\nAnswer: $\\frac{6}{2}$", "3", {}) == {
+        "score": 1.0,
+        "acc": True,
+        "pred": "$\\frac{6}{2}$",
+    }
     assert grade("dapo", "3", "3", {}) == {"score": -1.0, "acc": False, "pred": "[INVALID]"}
 
 
@@ -96,7 +100,9 @@ def test_reasoning_gym_pays_its_own_answers_after_a_trip_through_json(task):
 
 def test_reasoning_gym_scores_with_the_sources_arguments():
     """decimal_arithmetic rounds to its configured places, so a scorer with default arguments pays otherwise."""
-    row = open_source("reasoning-gym:decimal_arithmetic?size=1&min_num_decimal_places=1&max_num_decimal_places=1&precision=6")[0]
+    row = open_source(
+        "reasoning-gym:decimal_arithmetic?size=1&min_num_decimal_places=1&max_num_decimal_places=1&precision=6"
+    )[0]
     near = str(float(row.label) + 0.01)
     gym = row.metadata["reasoning_gym"]
     default = {**row.metadata, "reasoning_gym": {**gym, "arguments": {}}}

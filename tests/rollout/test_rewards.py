@@ -5,6 +5,7 @@ import http.server
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
@@ -31,7 +32,8 @@ def act(word):
     if word == "vanish": os._exit(7)
     if word == "print": print("noise on stdout", flush=True); os.write(1, b"more noise")
     if word == "stdin": sys.stdin.read()
-    values = {"nan": math.nan, "inf": -math.inf, "none": None, "text": "1.0", "object": object(), "yes": True, "huge": 10**400}
+    values = {"nan": math.nan, "inf": -math.inf, "none": None, "text": "1.0", "object": object(), "yes": True,
+              "huge": 10**400}
     return values.get(word, 0.25)
 def sync(args, sample, **kw): return act(sample.response)
 async def blocking(args, sample, **kw): return act(sample.response)
@@ -181,6 +183,24 @@ async def test_what_cannot_be_graded_is_named(functions, tmp_path):
     sample.metadata["lock"] = threading.Lock()
     (result,), _ = await scored([sample], functions("sync"))
     assert result.kind == "error" and "pickle" in result.detail
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.5])
+async def test_a_worker_killed_while_idle_costs_nothing(functions, pause):
+    """With no pause the pool has not noticed the death when it sends the next chunk."""
+    async with RewardPool(1, 10) as pool:
+        assert await pool.score(*samples_of("fine"), functions("sync")) == 0.25
+        os.kill(pool.workers.pids()[0], signal.SIGKILL)
+        time.sleep(0.2)
+        await asyncio.sleep(pause)
+        results = await asyncio.gather(*(pool.score(sample, functions("sync")) for sample in samples_of(*["fine"] * 9)))
+        assert results == [0.25] * 9 and pool.workers.replaced == 1
+
+
+async def test_a_module_that_aborts_when_loaded_fails_its_samples_and_ends(tmp_path):
+    (tmp_path / "aborts.py").write_text("import os\nos.abort()\n")
+    results, _ = await scored(samples_of("a", "b"), options(custom_rm_path=f"{tmp_path / 'aborts.py'}:f"))
+    assert [result.kind for result in results] == ["crash", "crash"] and "SIGABRT" in results[0].detail
 
 
 async def test_a_pathological_expression_costs_its_own_sample():

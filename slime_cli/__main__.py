@@ -1,0 +1,70 @@
+"""``slime`` and ``python -m slime_cli``: runs the command line and turns its errors into messages and exit codes.
+
+Every error that a user is meant to read is two lines on stderr, ``error:`` and ``fix:``. Anything else is a defect and
+keeps its traceback. ``SLIME_TRACEBACK=1`` shows the traceback of the former as well.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
+
+
+def run(argv: list[str]) -> int:
+    """The exit code of ``slime ARGV``."""
+    from slime_cli.errors import Interrupted, SlimeError
+
+    try:
+        return _dispatch(argv)
+    except SlimeError as error:
+        if os.environ.get("SLIME_TRACEBACK") == "1":
+            raise
+        _say(error.message, error.fix)
+        return error.exit_code
+    except KeyboardInterrupt:
+        if os.environ.get("SLIME_TRACEBACK") == "1":
+            raise
+        _say("interrupted", "")
+        return Interrupted.exit_code
+
+
+def _dispatch(argv: list[str]) -> int:
+    import typer.exceptions
+
+    from slime_cli.app import app
+
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(argv, prog_name="slime", standalone_mode=False)
+    except typer.exceptions.TyperException as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # that one has printed the help
+            context = getattr(error, "ctx", None)
+            _say(error.format_message(), f"see `{context.command_path if context else 'slime'} --help`")
+        return error.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if code == 130:  # typer's answer to a KeyboardInterrupt, which it does not let through
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else 0
+
+
+def _say(message: str, fix: str) -> None:
+    """On a terminal in colour and wrapped; elsewhere whole lines, so that a path can be copied or searched for."""
+    lines = [("error", "bold red", message)] + ([("fix", "bold green", fix)] if fix else [])
+    if not sys.stderr.isatty():
+        for label, _, text in lines:
+            print(f"{label}: {text}", file=sys.stderr)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    for label, style, text in lines:
+        console.print(Text.assemble((f"{label}: ", style), text), soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

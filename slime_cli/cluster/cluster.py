@@ -1,0 +1,138 @@
+"""Ray: where trainer ranks and engines run. One placement group holds a bundle for each rank and each engine device.
+
+With ``--colocate`` a trainer rank and an engine share a bundle (the same GPU, or the same cores on a CPU); without it they
+get bundles of their own. ``RAY_ADDRESS`` joins a running cluster; otherwise a local one lives and dies with this process.
+"""
+
+import contextlib
+import os
+import pathlib
+from typing import Any
+
+from slime_cli.errors import EngineError
+from slime_cli.hardware import device as hardware
+from slime_cli.serving.engine import Engine, EngineSpec
+from slime_cli.cluster.trainer_actor import TrainerRank
+
+
+class EngineProxy:
+    """An engine in an actor, with the methods of :class:`slime_cli.serving.engine.Engine`."""
+
+    def __init__(self, actor):
+        self.actor = actor
+
+    def _call(self, method: str) -> Any:
+        import ray
+
+        try:
+            return ray.get(getattr(self.actor, method).remote())
+        except ray.exceptions.RayActorError:
+            return {"pid": 0, "url": "?", "host": "?", "exit_code": -1, "last_lines": "its Ray actor died"}
+
+    def state(self) -> dict[str, object]:
+        return self._call("state")
+
+    def stop(self) -> None:
+        self._call("stop")
+
+
+class Cluster:
+    """Ray for one run. Use as a context manager."""
+
+    def __init__(self, resolved, run_dir: pathlib.Path):
+        import ray
+
+        s = resolved.slime
+        self.ray, self.run_dir, self.trace = ray, run_dir, s["trace"] == "on"
+        self.device = hardware.find()
+        self.ranks = s["actor_num_nodes"] * s["actor_num_gpus_per_node"]
+        self.engine_devices, self.per_engine = s["rollout_num_gpus"], s["rollout_num_gpus_per_engine"]
+        self.colocate = s["colocate"]
+        bundles = max(self.ranks, self.engine_devices) if self.colocate else self.ranks + self.engine_devices
+        os.environ.setdefault("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")  # engines and ranks pick by index
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ["PYTHONWARNINGS"] = "ignore"
+        root = str(pathlib.Path(__file__).parents[2])
+        os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+        quiet = dict(include_dashboard=False, log_to_driver=False, logging_level="ERROR", namespace="slime")
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(address="auto", **quiet)
+        else:
+            cores = max(os.cpu_count() or 1, bundles)
+            ray.init(address="local", num_cpus=cores, object_store_memory=256 * 2**20, _node_ip_address="127.0.0.1", **quiet)
+        resource = {"GPU": 1, "CPU": 1} if self.device.kind == "cuda" and not self._shared_gpu(bundles) else {"CPU": 1}
+        self.group = ray.util.placement_group([resource] * bundles, strategy="PACK")
+        with _explained(f"{bundles} bundles of {resource} do not fit this cluster"):
+            ray.get(self.group.ready(), timeout=120)
+        self.actors: list = []
+
+    def _shared_gpu(self, bundles: int) -> bool:
+        """Fewer GPUs than bundles on one machine: ranks and engines share them, and their memory is the user's to divide."""
+        return not os.environ.get("RAY_ADDRESS") and bundles > self.device.count
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.ray.shutdown()
+
+    def _strategy(self, bundle: int):
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
+
+    def launch_engine(self, spec: EngineSpec) -> EngineProxy:
+        """Called by the fleet for each engine in turn."""
+        i = sum(isinstance(a, EngineProxy) for a in self.actors)
+        bundle = i * self.per_engine + (0 if self.colocate else self.ranks)
+        remote = self.ray.remote(num_cpus=0.5, max_restarts=0)(Engine)
+        proxy = EngineProxy(remote.options(scheduling_strategy=self._strategy(bundle)).remote(spec))
+        self.actors.append(proxy)
+        return proxy
+
+    def start_trainers(self) -> "Trainers":
+        remote = self.ray.remote(num_cpus=0.5, max_restarts=0)(TrainerRank)
+        ranks = [
+            remote.options(scheduling_strategy=self._strategy(i)).remote(i, self.ranks, str(self.run_dir), self.trace)
+            for i in range(self.ranks)
+        ]
+        return Trainers(self.ray, ranks)
+
+
+class Trainers:
+    """All ranks as one: a call goes to every rank, and the one answer that is not None comes back."""
+
+    def __init__(self, ray, ranks: list):
+        self.ray, self.ranks = ray, ranks
+        self.master = None
+
+    def begin_stage(self, argv, settings, hf_checkpoint: str) -> dict[str, Any]:
+        if self.master is None:
+            self.master = self._get([self.ranks[0].address.remote()])[0]
+        return self.call("begin_stage", argv, settings, hf_checkpoint, self.master)
+
+    def call(self, method: str, *arguments) -> Any:
+        answers = self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])
+        return next((a for a in answers if a is not None), None)
+
+    def train(self, batch) -> dict[str, float]:
+        return self.call("train", self.ray.put(batch))
+
+    def _get(self, references: list) -> list:
+        try:
+            return self.ray.get(references)
+        except self.ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            raise cause from None
+        except self.ray.exceptions.RayActorError as error:
+            raise EngineError(f"a trainer rank died: {error}", "the same command resumes from the last commit") from None
+
+
+@contextlib.contextmanager
+def _explained(message: str):
+    try:
+        yield
+    except Exception as error:
+        raise EngineError(f"{message}: {error}", "ask for fewer ranks or engines") from None
+
+

@@ -1,0 +1,62 @@
+"""Asks the router's engines for samples: bounded in flight, every answer checked at the boundary."""
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from slime_cli.buffer.types import Sample, Status
+from slime_cli.errors import EngineError
+
+RETRIES = 20
+_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+
+
+class RouterClient:
+    """One for a run. ``alive`` is asked before a retry, so that a dead fleet ends a run at once instead of a retry storm."""
+
+    def __init__(self, router_url: str, in_flight: int, alive=lambda: None):
+        limits = httpx.Limits(max_connections=in_flight, max_keepalive_connections=in_flight)
+        self.url, self.alive = router_url, alive
+        self.http = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits)
+        self.slots = asyncio.Semaphore(in_flight)
+        self.retries = 0
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+    async def generate(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """POST /generate; a list of answers also for one sample. Raises EngineError when the engines cannot answer."""
+        async with self.slots:
+            for attempt in range(RETRIES):
+                try:
+                    answer = await self.http.post(self.url + "/generate", json=body)
+                except httpx.TransportError as error:
+                    problem = f"{type(error).__name__}: {error}"
+                else:
+                    if answer.status_code == 200:
+                        found = answer.json()
+                        return found if isinstance(found, list) else [found]
+                    problem = f"{answer.status_code} {answer.text[:300]}"
+                    if answer.status_code < 500:
+                        raise EngineError(f"{self.url}/generate refused a request: {problem}")
+                self.retries += 1
+                self.alive()  # raises when the processes are gone
+                await asyncio.sleep(min(0.2 * 2**attempt, 5.0))
+        raise EngineError(f"{self.url}/generate failed {RETRIES} times, last: {problem}", "see logs/ in the run directory")
+
+
+def fill(sample: Sample, prompt_tokens: list[int], answer: dict[str, Any]) -> None:
+    """Puts an engine's answer into ``sample``. Raises EngineError when its evidence is incomplete.
+
+    The trained token ids are the sampled ones, never a re-tokenised text, and each has the log-probability of itself.
+    """
+    meta, ids = answer["meta_info"], answer["output_ids"]
+    scored = meta.get("output_token_logprobs")
+    if scored is None or len(scored) != len(ids) or any(entry[1] != token for entry, token in zip(scored, ids)):
+        raise EngineError(f"sample {sample.index}: {len(ids)} tokens but log-probabilities for {scored and len(scored)}")
+    sample.tokens = prompt_tokens + ids
+    sample.response, sample.response_length = answer["text"], len(ids)
+    sample.rollout_log_probs = [entry[0] for entry in scored]
+    sample.weight_versions.append(str(meta.get("weight_version")))
+    sample.status = _STATUS.get(meta["finish_reason"]["type"], Status.FAILED)

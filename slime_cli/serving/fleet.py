@@ -1,0 +1,135 @@
+"""Engines behind a router: started together, watched, stopped together. Both ``serve-rollout`` and ``train`` use it.
+
+Every handle in :attr:`Fleet.engines` answers ``state()`` and ``stop()``: an :class:`Engine` of this process, or the
+cluster's proxy of one elsewhere. A server that dies while it starts ends the start at once, with its last lines; nothing
+is retried behind the user's back.
+"""
+
+import importlib.metadata
+import os
+import pathlib
+import time
+from collections.abc import Callable
+
+import httpx
+
+from slime_cli import manifests
+from slime_cli.errors import EngineError
+from slime_cli.serving.engine import EngineSpec, engine_argv, start_router
+from slime_cli.serving.process import free_port, require_free
+
+START_TIMEOUT = 1800.0
+HEALTH = ["--health-check-interval-secs", "2", "--health-failure-threshold", "2"]
+
+
+class Fleet:
+    """Owns the processes behind one endpoint."""
+
+    def __init__(self, resolved, model: str, run_dir: pathlib.Path, launch: Callable[[EngineSpec], object], say: Callable[[str], None]):
+        s = resolved.slime
+        self.say, self.model = say, model
+        self.tensor_parallel = s["rollout_num_gpus_per_engine"]
+        count = max(1, s["rollout_num_gpus"] // self.tensor_parallel)
+        host, port = s["sglang_router_ip"], s["sglang_router_port"]
+        if port:
+            require_free(host, port, "--sglang-router-port")
+        port = port or free_port(host)
+        self.router_url = f"http://{host}:{port}"
+        argv, logs = engine_argv(resolved), run_dir / "logs"
+        self.engines: list = []
+        self.dead: set[str] = set()
+        given = resolved.router_argv()
+        self.router = start_router(host, port, HEALTH * ("--health-check-interval-secs" not in given) + given, logs / "router.log")
+        try:
+            for i in range(count):
+                first = s["actor_num_gpus_per_node"] * (not s["colocate"]) + i * self.tensor_parallel
+                self.engines.append(
+                    launch(EngineSpec(model, tuple(argv), self.tensor_parallel, first, s["rollout_seed"] + i, str(logs / f"engine-{i}.log")))
+                )
+        except BaseException:
+            self.stop()
+            raise
+        self.started = time.time()
+        self.http = httpx.Client(trust_env=False, timeout=30)
+
+    def wait_healthy(self) -> manifests.Endpoint:
+        """Blocks until the router serves every engine. Raises EngineError as soon as a process ends."""
+        waiting = {e.state()["url"] for e in self.engines}
+        noted = self.started
+        while waiting or not self._answers(self.router_url + "/workers"):
+            self._raise_if_ended()
+            for url in sorted(waiting):
+                if self._answers(url + "/health") and self._answers(self.router_url + "/workers"):
+                    self._register(url)
+                    waiting.discard(url)
+            now = time.time()
+            if now - noted > 15:
+                noted = now
+                self.say(f"waiting for {len(waiting)} of {len(self.engines)} engines, {now - self.started:.0f} s so far")
+            if now - self.started > START_TIMEOUT:
+                raise EngineError(f"engines were not healthy after {START_TIMEOUT:.0f} s", "see logs/engine-*.log in the run directory")
+            time.sleep(0.25)
+        while len(self._workers()) < len(self.engines):
+            self._raise_if_ended()
+            time.sleep(0.1)
+        return self._endpoint()
+
+    def _endpoint(self) -> manifests.Endpoint:
+        states = [e.state() for e in self.engines]
+        tp = self.tensor_parallel
+        return manifests.Endpoint(
+            router_url=self.router_url,
+            engines=[
+                manifests.Engine(url=s["url"], role="regular", devices=list(range(i * tp, (i + 1) * tp)), pid=s["pid"], host=s["host"])
+                for i, s in enumerate(states)
+            ],
+            model=self.model, engine_name="sglang", engine_version=importlib.metadata.version("sglang"),
+            owner_pid=os.getpid(), owner_host=os.uname().nodename, created=time.time(),
+        )  # fmt: skip
+
+    def _answers(self, url: str) -> bool:
+        try:
+            return self.http.get(url, timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _workers(self) -> list:
+        return [w for w in self.http.get(self.router_url + "/workers").json()["workers"] if w.get("is_healthy", True)]
+
+    def _register(self, url: str) -> None:
+        answer = self.http.post(self.router_url + "/workers", json={"url": url, "worker_type": "regular"})
+        if answer.status_code not in (200, 202):
+            raise EngineError(f"the router refused {url}: {answer.status_code} {answer.text[:200]}")
+
+    def ended(self) -> list[tuple[str, int, str]]:
+        """(name, exit code, last lines) of each process that is no longer running."""
+        out = []
+        if self.router.exit_code() is not None:
+            out.append(("router", self.router.exit_code(), self.router.last_lines()))
+        for i, engine in enumerate(self.engines):
+            state = engine.state()
+            if state["exit_code"] is not None:
+                out.append((f"engine {i} ({state['url']})", state["exit_code"], state["last_lines"]))
+        return out
+
+    def _raise_if_ended(self) -> None:
+        for name, code, lines in self.ended():
+            raise EngineError(f"{name} ended with code {code} while it started; its last lines:\n{lines}", "mend what they say and start again")
+
+    def check(self) -> None:
+        """Called while serving: reports a death once; raises EngineError when nothing is left to serve with."""
+        ended = self.ended()
+        for name, code, lines in ended:
+            if name not in self.dead:
+                self.dead.add(name)
+                self.say(f"{name} ended with code {code}; its last lines:\n{lines}")
+        if any(name == "router" for name, *_ in ended) or len(ended) >= len(self.engines):
+            name, code, lines = ended[-1]
+            raise EngineError(f"{name} ended with code {code}; its last lines:\n{lines}", "the same command resumes from the last commit")
+
+    def alive(self) -> list[str]:
+        return [s["url"] for s in (e.state() for e in self.engines) if s["exit_code"] is None]
+
+    def stop(self) -> None:
+        for process in [self.router, *self.engines]:
+            process.stop()

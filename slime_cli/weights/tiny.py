@@ -1,0 +1,83 @@
+"""``tiny:`` checkpoints: a small model of a real architecture with a tokenizer and chat template of its own.
+
+``--hf-checkpoint tiny:qwen3?hidden_size=128&num_hidden_layers=3`` makes one in the run directory, from a seed, so that a
+whole run needs nothing from outside. Query arguments are fields of the HF config; ``seed`` is the only other one.
+"""
+
+import os
+import pathlib
+import shutil
+import tempfile
+from urllib.parse import parse_qsl
+
+from slime_cli.errors import UsageError
+
+PREFIX = "tiny:"
+ROLES = ("system", "user", "assistant", "tool")
+END, PAD = "<|end|>", "<|pad|>"
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CORPUS = ["Calculate 12 + 34 - 56 * 78 / 90.", "What is the sum of 1, 2 and 3? Answer: ", "\n"] * 4
+"""Enough to make words of arithmetic prompts single tokens; everything else is spelled in bytes."""
+VOCABULARY = 320
+
+
+def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
+    """Makes the checkpoint at ``folder`` unless it is there already; returns the folder. Raises UsageError for a bad URI."""
+    folder = pathlib.Path(folder)
+    if (folder / "config.json").exists():
+        return folder
+    name, _, query = uri.removeprefix(PREFIX).partition("?")
+    if name != "qwen3":
+        raise UsageError(f"--hf-checkpoint {uri}: no tiny model {name!r}", "tiny:qwen3 is the one there is")
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import torch
+    import yaml
+
+    given = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    seed = given.pop("seed", 0)
+    defaults = dict(
+        hidden_size=128, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        max_position_embeddings=512, rope_theta=10000.0, tie_word_embeddings=True, initializer_range=0.08, rms_norm_eps=1e-6,
+    )  # fmt: skip
+    unknown = sorted(set(given) - set(defaults))
+    if unknown:
+        raise UsageError(f"--hf-checkpoint {uri}: unknown field {unknown[0]}", f"fields: {', '.join(defaults)}, seed")
+    tokenizer = _tokenizer()
+    settings = defaults | given
+    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+        dtype="float32", **settings,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(config)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.")
+    model.save_pretrained(building)
+    tokenizer.save_pretrained(building)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(building, folder)
+    return folder
+
+
+def _tokenizer():
+    """Byte-level BPE with single digits (arithmetic is learned digit by digit) and one special token a role."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    core.train_from_iterator(CORPUS, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer

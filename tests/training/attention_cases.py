@@ -1,0 +1,151 @@
+"""Packed attention and split-vocabulary log-probabilities against float64 references. Runs in ``layout_worker.py``.
+
+Every case returns its largest differences by name; ``test_attention.py`` holds them to tolerances.
+"""
+
+import random
+
+import torch
+from megatron.core import mpu
+from megatron.core.transformer import TransformerConfig
+
+from slime_cli.training import attention
+from slime_cli.training.logprobs import token_entropy, token_log_probs
+
+LENGTHS = {
+    "one": [1],
+    "ones": [1, 1, 1],
+    "ragged": [5, 1, 17, 3, 8, 16, 2, 9],
+    "powers": [1, 2, 4, 8, 16, 32],
+    "long_and_short": [61, 1, 1, 33, 2],
+    "many": [random.Random(0).randint(1, 40) for _ in range(50)],
+}
+HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (6, 1)}
+DIM = 8
+
+
+def softmax_attention(q, k, v):
+    """softmax(q k' / sqrt(d)) v of one sequence and one head, position by position; [L, d] each."""
+    rows = []
+    for t in range(len(q)):
+        scores = (k[: t + 1] @ q[t]) / DIM**0.5
+        weights = torch.exp(scores - scores.max())
+        rows.append((weights / weights.sum()) @ v[: t + 1])
+    return torch.stack(rows)
+
+
+def naive(q, k, v, lengths):
+    """The same over a pack [T, heads, d]: every sequence alone, query head h with key head h // (heads / groups)."""
+    share = q.size(1) // k.size(1)
+    out, start = [], 0
+    for n in lengths:
+        s = slice(start, start + n)
+        out.append(torch.stack([softmax_attention(q[s, h], k[s, h // share], v[s, h // share]) for h in range(q.size(1))], dim=1))
+        start += n
+    return torch.cat(out).flatten(1)
+
+
+def core(heads: int, groups: int):
+    config = TransformerConfig(
+        num_layers=1, hidden_size=heads * DIM, num_attention_heads=heads, num_query_groups=groups, kv_channels=DIM, attention_dropout=0.0
+    )
+    return attention.PackedAttention(config, 1, None, "self")
+
+
+def inputs(total, heads, groups):
+    generator = torch.Generator().manual_seed(total)
+    return [torch.randn(total, n, DIM, generator=generator, dtype=torch.float64, requires_grad=True) for n in (heads, groups, groups)]
+
+
+def gap(a, b) -> float:
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+
+
+def packed(lengths, heads, groups, dtype) -> dict[str, float]:
+    q, k, v = inputs(sum(lengths), heads, groups)
+    weight = torch.randn(sum(lengths), heads * DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    want = naive(q, k, v, lengths)
+    want_gradients = torch.autograd.grad((want * weight).sum(), (q, k, v))
+    mine = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+    got = core(heads, groups)(*mine, packed_seq_params=attention.pack(lengths, torch.device("cpu")))
+    gradients = torch.autograd.grad((got * weight.to(dtype)).sum(), mine)
+    return {"out": gap(got, want), "gradient": max(gap(a, b) for a, b in zip(gradients, want_gradients))}
+
+
+def unpacked() -> dict[str, float]:
+    """[s, b, heads, d] without packing, as Megatron calls it outside of packs."""
+    heads, groups, s, b = 4, 2, 7, 3
+    q, k, v = (x.view(b, s, -1, DIM) for x in inputs(b * s, heads, groups))
+    want = torch.stack([naive(q[i], k[i], v[i], [s]) for i in range(b)], dim=1)
+    got = core(heads, groups)(*(x.transpose(0, 1) for x in (q, k, v)))
+    return {"out": gap(got, want)}
+
+
+def places() -> dict[str, float]:
+    """How many tokens are not where the rectangles say, over all shapes; how much padding the worst of them has."""
+    wrong, padding = 0, 0.0
+    rng = random.Random(1)
+    shapes = [*LENGTHS.values(), *([rng.randint(1, 2 ** rng.randint(0, 9)) for _ in range(rng.randint(1, 40))] for _ in range(200))]
+    for lengths in shapes:
+        shape = attention.rectangles(lengths)
+        flat = torch.cat([g.flatten() for g in shape.gathers])
+        wrong += int((flat[shape.scatter_T] != torch.arange(sum(lengths))).sum())
+        wrong += len(shape.scatter_T) - len(shape.scatter_T.unique())
+        rows = sorted(tuple(row.tolist()) for g in shape.gathers for row in g)
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        for row, (start, n) in zip(rows, sorted(zip(starts, lengths))) if rows and len(rows) == len(lengths) else [((), (0, -1))]:
+            wrong += row[:n] != tuple(range(start, start + n))
+        padding = max(padding, len(flat) / sum(lengths))
+    return {"wrong": wrong, "padding": padding}
+
+
+def isolation() -> dict[str, float]:
+    """What one sequence's output changes by when every other sequence of the pack becomes NaN: nothing."""
+    lengths = LENGTHS["ragged"]
+    q, k, v = (x.detach() for x in inputs(sum(lengths), 4, 2))
+    pack = attention.pack(lengths, torch.device("cpu"))
+    before = core(4, 2)(q, k, v, packed_seq_params=pack)
+    worst, start = 0.0, 0
+    for n in lengths:
+        own = torch.zeros(sum(lengths), dtype=torch.bool)
+        own[start : start + n] = True
+        poisoned = [torch.where(own[:, None, None], x, 1e30) for x in (q, k, v)]
+        worst = max(worst, gap(core(4, 2)(*poisoned, packed_seq_params=pack)[own], before[own]))
+        start += n
+    return {"out": worst}
+
+
+def everything() -> dict[str, dict[str, float]]:
+    out = {"unpacked": unpacked(), "places": places(), "isolation": isolation()}
+    for name, lengths in LENGTHS.items():
+        for kind, (heads, groups) in HEADS.items():
+            out[f"{name}-{kind}-float64"] = packed(lengths, heads, groups, torch.float64)
+            out[f"{name}-{kind}-float32"] = packed(lengths, heads, groups, torch.float32)
+    return out
+
+
+def log_probs() -> dict[str, dict[str, float]]:
+    """Over this rank's slice of the vocabulary, against log_softmax in float64 over the whole of it."""
+    tp, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    generator = torch.Generator().manual_seed(0)
+    whole_TV = torch.randn(23, 64, generator=generator, dtype=torch.float64) * 6
+    whole_TV[3] = 40.0  # equal logits, and far from zero
+    whole_TV[4, 7] = 1e4  # certainty
+    targets_T = torch.randint(0, 64, (23,), generator=generator)
+    weight_T = torch.randn(23, generator=generator, dtype=torch.float64)
+    mine = slice(rank * 64 // tp, (rank + 1) * 64 // tp)
+    out = {}
+    for temperature in (1.0, 0.7, 1.5):
+        exact_TV = whole_TV.clone().requires_grad_()
+        log_p_TV = (exact_TV / temperature).log_softmax(-1)
+        for name, want_T in (("log_probs", log_p_TV[torch.arange(23), targets_T]), ("entropy", -(log_p_TV.exp() * log_p_TV).sum(-1))):
+            logits_TV = whole_TV[:, mine].float().contiguous().requires_grad_()
+            kept_TV = logits_TV.detach().clone()
+            got_T = token_log_probs(logits_TV, targets_T, temperature) if name == "log_probs" else token_entropy(logits_TV, temperature)
+            (gradient_TV,) = torch.autograd.grad((got_T * weight_T.float()).sum(), logits_TV)
+            (want_gradient_TV,) = torch.autograd.grad((want_T * weight_T).sum(), exact_TV, retain_graph=True)
+            out[f"{name}-{temperature}"] = {
+                "value": float(((got_T - want_T).abs() / want_T.abs().clamp(min=1)).max()), "gradient": gap(gradient_TV, want_gradient_TV[:, mine]),
+                "overwritten": gap(logits_TV, kept_TV),
+            }  # fmt: skip
+    return out

@@ -1,0 +1,282 @@
+"""What every layout runs: bridge round trips, training steps, checkpoints. Runs in ``layout_worker.py``, on every rank.
+
+One fixed global batch with all that could go wrong in it, two checkpoints (tied and untied) and a reference policy, made by
+:func:`make` with transformers, which also takes the first step in float64 with nothing but autograd.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+
+import numpy as np
+import torch
+from megatron.core import mpu
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from safetensors.torch import load_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from slime_cli import manifests
+from slime_cli.buffer.batch import TrainBatch
+from slime_cli.tracing.spans import Tracer
+from slime_cli.training import advantages, checkpoint, megatron
+from slime_cli.training.settings import Settings
+from slime_cli.training.trainer import Trainer
+from slime_cli.weights import architecture
+from slime_cli.weights.bridge import Bridge
+
+SAMPLES, VOCABULARY = 32, 96
+GRPO = Settings(
+    max_tokens=1024, use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="low_var_kl", entropy_coef=0.01, eps_clip=0.05, eps_clip_high=0.1
+)
+PER_TOKEN = ["--calculate-per-token-loss"]
+CASES = {
+    "grpo": ("tied", GRPO, [], "batch"),
+    "grpo_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=48), [], "batch"),
+    "grpo_static": ("tied", dataclasses.replace(GRPO, max_tokens=None), ["--micro-batch-size", "2"], "batch"),
+    "grpo_oversize_isolated": ("tied", dataclasses.replace(GRPO, max_tokens=20), [], "batch"),
+    "grpo_per_token": ("tied", GRPO, PER_TOKEN, "batch"),
+    "grpo_per_token_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=48), PER_TOKEN, "batch"),
+    "grpo_untied": ("untied", GRPO, [], "batch"),
+    "grpo_two_steps_a_rollout": ("untied", dataclasses.replace(GRPO, steps_per_rollout=2), [], "batch"),
+    "grpo_rollout_log_probs": ("untied", dataclasses.replace(GRPO, use_rollout_logprobs=True), [], "batch"),
+    "grpo_rollout_log_probs_nan_where_masked": ("untied", dataclasses.replace(GRPO, use_rollout_logprobs=True), [], "poisoned"),
+    "sft": ("untied", Settings(loss_type="sft_loss", max_tokens=1024), [], "batch"),
+    "sft_packed_small": ("untied", Settings(loss_type="sft_loss", max_tokens=48), [], "batch"),
+}
+"""Name -> (checkpoint, settings, Megatron flags, which batch)."""
+
+
+def global_batch(poisoned: bool = False) -> TrainBatch:
+    """Groups of 4, ragged; a fifth of the tokens masked, two samples wholly, two samples without a response."""
+    rng = np.random.default_rng(7)
+    prompts, responses = rng.integers(1, 21, SAMPLES), rng.integers(1, 25, SAMPLES)
+    responses[[9, SAMPLES - 1]] = 0
+    prompts[3], responses[3] = 1, 1
+    lengths = prompts + responses
+    mask = (rng.random(responses.sum()) > 0.2).astype(np.uint8)
+    owners = np.repeat(np.arange(SAMPLES), responses)
+    mask[np.isin(owners, [5, 18])] = 0
+    log_probs = rng.normal(-4.6, 0.5, responses.sum()).astype(np.float32)
+    if poisoned:
+        log_probs[mask == 0] = rng.choice([np.nan, np.inf, -np.inf], int((mask == 0).sum()))
+    rewards = rng.integers(0, 3, SAMPLES).astype(float)
+    rewards[8:12] = 0.1  # a group without spread
+    return TrainBatch(
+        sample_index_N=np.arange(SAMPLES), group_index_N=np.arange(SAMPLES) // 4, lengths_N=lengths, response_lengths_N=responses,
+        rewards_N=rewards, truncated_N=np.zeros(SAMPLES, bool), tokens_T=rng.integers(0, VOCABULARY, lengths.sum()),
+        loss_mask_R=mask, rollout_log_probs_R=log_probs,
+    )  # fmt: skip
+
+
+# -- the reference -----------------------------------------------------------------------------------------------------
+
+
+def make(folder: pathlib.Path) -> dict:
+    """Checkpoints ``tied``, ``untied`` and a reference policy for each; transformers' logits; the first step in float64."""
+    for seed, (name, tied) in enumerate([("tied", True), ("untied", False), ("tied_reference", True), ("untied_reference", False)]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(Qwen3Config(
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=32, max_position_embeddings=256, rope_theta=1e6, tie_word_embeddings=tied, initializer_range=0.08, dtype="float32",
+            eos_token_id=1, bos_token_id=None, pad_token_id=0,
+        ))  # fmt: skip
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if "norm" in key:  # all ones would hide a norm put in another's place
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        model.save_pretrained(folder / name)
+    for name in ("tied", "untied"):
+        model = Qwen3ForCausalLM.from_pretrained(folder / name, attn_implementation="eager")
+        with torch.no_grad():
+            torch.save(torch.cat([response_logits(model, row) for row in rows(global_batch())]), folder / f"{name}.logits")
+    return {case: first_step(folder, case) for case in ("grpo", "grpo_per_token", "grpo_untied", "grpo_rollout_log_probs", "sft")}
+
+
+def rows(batch: TrainBatch) -> list[dict]:
+    """The batch sample by sample, by plain slicing."""
+    out, t, r = [], 0, 0
+    for n, m in zip(batch.lengths_N.tolist(), batch.response_lengths_N.tolist()):
+        out.append({
+            "tokens": torch.tensor(batch.tokens_T[t : t + n]), "response": m,
+            "mask": torch.tensor(batch.loss_mask_R[r : r + m]).bool(), "rollout": torch.tensor(batch.rollout_log_probs_R[r : r + m]).double(),
+        })  # fmt: skip
+        t, r = t + n, r + m
+    return out
+
+
+def response_logits(model, row):
+    n, m = len(row["tokens"]), row["response"]
+    return model(row["tokens"][None]).logits[0, n - m - 1 : n - 1]
+
+
+def first_step(folder: pathlib.Path, case: str) -> dict[str, float]:
+    """Loss, its parts and the gradient norm of the first step, in float64, one sequence at a time."""
+    name, s, flags, _ = CASES[case]
+    batch = global_batch()
+
+    def load(which):
+        return Qwen3ForCausalLM.from_pretrained(folder / which, attn_implementation="eager").double()
+
+    policy, reference = load(name), load(f"{name}_reference")
+    advantages_N = advantages.grpo(batch.rewards_N, batch.group_index_N).tolist()
+    tokens = int(batch.loss_mask_R.sum())
+    sums, entropies, total = {"pg_loss": 0.0, "kl_loss": 0.0}, 0.0, 0.0
+    for row, advantage in zip(rows(batch), advantages_N):
+        targets, mask = row["tokens"][len(row["tokens"]) - row["response"] :], row["mask"]
+        if not mask.any():
+            continue
+        log_p = response_logits(policy, row).log_softmax(-1)
+        now = log_p.gather(1, targets[:, None])[:, 0][mask]
+        weight = 1 / tokens if flags else 1 / (int(mask.sum()) * SAMPLES)
+        if s.policy:
+            with torch.no_grad():
+                log_q = response_logits(reference, row).log_softmax(-1).gather(1, targets[:, None])[:, 0][mask]
+            ratio = (now - (row["rollout"][mask] if s.use_rollout_logprobs else now.detach())).exp()
+            pg = torch.maximum(-ratio * advantage, -ratio.clamp(1 - s.eps_clip, 1 + s.eps_clip_high) * advantage)
+            kl = ((log_q - now).exp() - 1 - (log_q - now)).clamp(max=10)
+            entropy = -(log_p.exp() * log_p).sum(-1)[mask]
+            loss = pg + s.kl_loss_coef * kl - s.entropy_coef * entropy
+            sums["pg_loss"] += float(pg.sum()) * weight
+            sums["kl_loss"] += float(kl.sum()) * weight
+            entropies += float(entropy.sum())
+        else:
+            loss = -now
+        total = total + loss.sum() * weight
+    total.backward()
+    norm = sum(float(p.grad.square().sum()) for p in policy.parameters()) ** 0.5
+    out = {"loss": float(total), "grad_norm": norm}
+    return out | sums | {"entropy": entropies / tokens} if s.policy else out
+
+
+# -- a rank ------------------------------------------------------------------------------------------------------------
+
+
+def argv(device, hf: pathlib.Path, flags: list[str]) -> list[str]:
+    model = architecture.argv(architecture.megatron_args(architecture.read_config(str(hf))))
+    own = ["--global-batch-size", str(SAMPLES), "--lr", "1e-3", "--min-lr", "1e-3", "--clip-grad", "1.0", "--weight-decay", "0.1"]
+    return megatron.always(device, transformer_engine=False) + model + own + flags
+
+
+@dataclasses.dataclass
+class Session:
+    folder: pathlib.Path
+    layout: str
+    flags: list[str]
+    rank: int
+    world_size: int
+    device: object
+
+    def trainer(self, name: str, settings: Settings, flags: list[str], *, load: bool = True) -> Trainer:
+        """With the weights of checkpoint ``name``, and its reference policy if the settings want one."""
+        args = megatron.parse(argv(self.device, self.folder / name, self.flags + flags), self.rank, self.world_size)
+        out = Trainer(args, settings, Tracer(str(self.folder), f"trainer-{self.rank}", enabled=False))
+        if settings.use_kl_loss:
+            self.bridge(f"{name}_reference").load(out.model)
+            out.keep_reference()
+        if load:
+            self.bridge(name).load(out.model)
+            out.optimizer.reload_model_params()
+        return out
+
+    def bridge(self, name: str) -> Bridge:
+        return Bridge(str(self.folder / name), torch.float32)
+
+
+def steps(session: Session) -> dict[str, list]:
+    """Two rollouts of every case; their metrics on the rank that reports."""
+    out = {}
+    for case, (name, settings, flags, which) in CASES.items():
+        trainer = session.trainer(name, settings, flags)
+        out[case] = [trainer.train(global_batch(which == "poisoned")) for _ in range(2)]
+    return out
+
+
+def bridges(session: Session) -> dict[str, dict]:
+    """HF -> Megatron -> HF, weight by weight; Megatron's logits on packs against transformers' one by one."""
+    out = {}
+    for name in ("tied", "untied"):
+        trainer = session.trainer(name, Settings(max_tokens=128), [])
+        want = load_file(session.folder / name / "model.safetensors")
+        got = {key: tensor.clone() for key, tensor in session.bridge(name).export(trainer.model)}
+        gaps = [float((got[k] - want[k]).abs().max()) for k in want if k in got and got[k].shape == want[k].shape]
+        out[name] = {
+            "missing": sorted(set(want) - set(got)), "extra": sorted(set(got) - set(want)), "exact": len(gaps), "largest": max(gaps),
+            "logits": logits_gap(session, trainer, name),
+        }  # fmt: skip
+    return out
+
+
+def logits_gap(session: Session, trainer: Trainer, name: str) -> float | None:
+    """Largest difference over this rank's samples; None on ranks that have no logits."""
+    batch = global_batch()
+    mbs, _ = trainer._micro_batches(batch, range(len(batch)), np.zeros(len(batch)))
+
+    def last(mb, logits_RV):
+        return gather_from_tensor_model_parallel_region(logits_RV)
+
+    want_RV = torch.load(session.folder / f"{name}.logits").split(batch.response_lengths_N.tolist())
+    worst = None
+    for mb, logits_RV in zip(mbs, trainer._pass(mbs, last, forward_only=True)):
+        for i, got_RV in mb.split(logits_RV).items() if any(mb.response_lengths) else []:
+            if len(got_RV):
+                worst = max(worst or 0.0, float((got_RV - want_RV[i]).abs().max()))
+    return worst
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+MANIFEST = manifests.Checkpoint(
+    format="torch_dist", source="test", source_hashes={}, architecture="Qwen3ForCausalLM", megatron_args={}, tokenizer_hash="",
+    chat_template_hash="", iteration=2, dtype="float32", layout={},
+)  # fmt: skip
+CHECKPOINTED = dataclasses.replace(GRPO, max_tokens=64)
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.parameters()}
+
+
+def save(session: Session) -> dict:
+    """Steps 1 and 2, a checkpoint, steps 3 and 4, all kept for :func:`resume`."""
+    trainer, root = session.trainer("tied", CHECKPOINTED, []), session.folder / f"{session.layout}_checkpoints"
+    with contextlib.suppress(FileExistsError):
+        root.mkdir()
+    for _ in range(2):
+        trainer.train(global_batch())
+    checkpoint.save(trainer.args, str(root), 2, trainer.model, trainer.optimizer, trainer.scheduler, MANIFEST)
+    at_two = weights(trainer)
+    metrics = [trainer.train(global_batch()) for _ in range(2)]
+    torch.save({"at_two": at_two, "metrics": metrics, "at_four": weights(trainer)}, session.folder / f"{session.layout}.{session.rank}.kept")
+    return {"metrics": metrics}
+
+
+def differing(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> int:
+    assert a.keys() == b.keys()
+    return sum(int((a[k] != b[k]).sum()) for k in a)
+
+
+def resume(session: Session) -> dict:
+    """In a fresh process: the checkpoint whole, then steps 3 and 4; and its weights alone under a fresh optimizer."""
+    kept = torch.load(session.folder / f"{session.layout}.{session.rank}.kept")
+    root = session.folder / f"{session.layout}_checkpoints"
+    path = checkpoint.folder(root, 2)
+    trainer = session.trainer("tied", CHECKPOINTED, [], load=False)
+    out = {"complete": checkpoint.iterations(root)}
+    out["iteration"] = checkpoint.load(trainer.args, path, trainer.model, trainer.optimizer, trainer.scheduler, weights_only=False)
+    out["differing_at_two"] = differing(weights(trainer), kept["at_two"])
+    metrics = [trainer.train(global_batch()) for _ in range(2)]
+    out["metrics_equal"] = metrics == kept["metrics"]
+    out["differing_at_four"] = differing(weights(trainer), kept["at_four"])
+
+    fresh = session.trainer("tied", CHECKPOINTED, [], load=False)
+    checkpoint.load(fresh.args, path, fresh.model, fresh.optimizer, fresh.scheduler, weights_only=True)
+    out["weights_only_differing"] = differing(weights(fresh), kept["at_two"])
+    # A fresh optimizer's first step is the one that those weights take in an optimizer which never saw the checkpoint.
+    other = session.trainer("tied", CHECKPOINTED, [], load=False)
+    for name, tensor in other.parameters():
+        tensor.copy_(kept["at_two"][name])
+    other.optimizer.reload_model_params()
+    first, second = fresh.train(global_batch()), other.train(global_batch())
+    out["weights_only_first_step_equal"] = first == second and differing(weights(fresh), weights(other)) == 0
+    out["weights_only_is_not_a_resume"] = differing(weights(fresh), kept["at_four"]) > 0 and fresh.scheduler.num_steps == SAMPLES
+    return out

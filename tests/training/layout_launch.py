@@ -1,0 +1,49 @@
+"""Starts ``layout_worker.py`` once a test session and hands out what its ranks found. Imports nothing heavy."""
+
+import atexit
+import functools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+WORKER = pathlib.Path(__file__).parent / "layout_worker.py"
+LAYOUTS = ("single", "tp2", "pp2", "dp2", "dp2_distributed")
+SAVING = ("single", "dp2_distributed")
+JOBS = ("make", *LAYOUTS, *(f"{layout}:resume" for layout in SAVING))
+
+
+@functools.cache
+def _folder() -> pathlib.Path:
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="slime-layouts-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    environment = os.environ | {
+        "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen([sys.executable, str(WORKER), str(folder), *JOBS], stdout=log, stderr=log, env=environment, start_new_session=True)
+        try:
+            process.wait(timeout=500)
+        except BaseException:
+            os.killpg(process.pid, 9)  # its own session: the worker and its ranks
+            raise
+    return folder
+
+
+def ranks(job: str) -> list[dict]:
+    """What every rank of ``job`` returned. Fails with the first rank's traceback."""
+    folder = _folder()
+    found = sorted(folder.glob(f"{job}.[0-9].json"))
+    if (folder / f"{job}.failed").exists() or not found:
+        errors = sorted(folder.glob(f"{job}.[0-9].error"), key=lambda p: p.stat().st_mtime)
+        raise AssertionError(errors[0].read_text() if errors else (folder / "log").read_text()[-4000:])
+    return [json.loads(p.read_text()) for p in found]
+
+
+def reported(layout: str) -> dict[str, list[dict]]:
+    """Metrics of every case and rollout, from the one rank that reports them."""
+    (steps,) = [r["steps"] for r in ranks(layout) if r["steps"]["grpo"][0] is not None]
+    return steps

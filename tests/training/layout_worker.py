@@ -1,0 +1,112 @@
+"""The process behind the layout, attention and bridge tests: imports Megatron once, then forks the ranks of every job.
+
+``python layout_worker.py FOLDER JOB...`` (see ``layout_launch.py``). Importing Megatron and megatron-bridge takes far longer
+than all the steps of these tests, and a forked child is as fresh as a new process as far as torch.distributed and Megatron
+go: its parent never initialises either. A job is a layout; each of its ranks leaves ``FOLDER/JOB.RANK.json``.
+"""
+
+import json
+import os
+import pathlib
+import socket
+import sys
+import time
+import traceback
+
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[2])]
+
+from slime_cli.hardware import device as hardware  # noqa: E402
+
+DEVICE = hardware.prepare_trainer()
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from megatron.bridge import AutoBridge  # noqa: E402, F401
+from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402, F401
+
+import attention_cases  # noqa: E402
+import layout_cases  # noqa: E402
+
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+
+LAYOUTS = {
+    "single": (1, []),
+    "tp2": (2, ["--tensor-model-parallel-size", "2", "--sequence-parallel"]),
+    "pp2": (2, ["--pipeline-model-parallel-size", "2"]),
+    "dp2": (2, []),
+    "dp2_distributed": (2, ["--use-distributed-optimizer"]),
+}
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
+    """Body of one rank."""
+    from slime_cli.training import megatron
+
+    world_size, flags = LAYOUTS[layout]
+    megatron.initialise(megatron.parse(layout_cases.argv(DEVICE, folder / "tied", flags), rank, world_size), DEVICE)
+    session = layout_cases.Session(folder, layout, flags, rank, world_size, DEVICE)
+    if job.endswith(":resume"):
+        return {"resume": layout_cases.resume(session)}
+    return {
+        "attention": attention_cases.everything() if layout == "single" else {},
+        "log_probs": attention_cases.log_probs(),
+        "bridge": layout_cases.bridges(session),
+        "steps": layout_cases.steps(session),
+        "saved": layout_cases.save(session) if layout in ("single", "dp2_distributed") else {},
+    }
+
+
+def child(folder: pathlib.Path, job: str, rank: int) -> None:
+    """Never returns: a forked child must not run its parent's clean-up."""
+    code = 1
+    try:
+        if job == "make":
+            out = layout_cases.make(folder)
+        else:
+            out = in_layout(folder, job, job.split(":")[0], rank)
+        (folder / f"{job}.{rank}.json").write_text(json.dumps(out))
+        code = 0
+    except BaseException:
+        (folder / f"{job}.{rank}.error").write_text(traceback.format_exc())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run(folder: pathlib.Path, job: str) -> None:
+    world_size = 1 if job == "make" else LAYOUTS[job.split(":")[0]][0]
+    port, began, children = free_port(), time.time(), {}
+    for rank in range(world_size):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+            )
+            child(folder, job, rank)
+        children[pid] = rank
+    failed = False
+    while children:
+        pid, status = os.wait()
+        rank = children.pop(pid)
+        if status:
+            print(f"{job}: rank {rank} ended with status {status}", flush=True)
+            failed = True
+            for other in children:  # they wait for it in a collective
+                os.kill(other, 9)
+    print(f"{job}: {time.time() - began:.1f} s", flush=True)
+    if failed:
+        (folder / f"{job}.failed").touch()
+
+
+if __name__ == "__main__":
+    root = pathlib.Path(sys.argv[1])
+    for name in sys.argv[2:]:
+        run(root, name)

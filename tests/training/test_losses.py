@@ -1,0 +1,132 @@
+"""The parts of the policy loss against plain references: values in ``math``, gradients from the formula's derivative."""
+
+import math
+
+import pytest
+import torch
+
+from slime_cli.training import losses
+
+LOG_RATIOS = [-3.0, -2.0, -0.7, -1e-3, -1e-9, 0.0, 1e-9, 1e-3, 0.4, 2.5, 12.0]
+
+KL = {
+    "k1": lambda d: d,
+    "k2": lambda d: d * d / 2,
+    "k3": lambda d: math.expm1(-d) + d,
+    "low_var_kl": lambda d: min(10.0, math.expm1(-d) + d),
+}
+KL_GRADIENT = {
+    "k1": lambda d: 1.0,
+    "k2": lambda d: d,
+    "k3": lambda d: -math.expm1(-d),
+    "low_var_kl": lambda d: -math.expm1(-d) if math.expm1(-d) + d < 10 else 0.0,
+}
+
+
+@pytest.mark.parametrize("kind", losses.KL_TYPES)
+def test_kl_values_and_gradients(kind):
+    ref_T = torch.linspace(-4, -0.5, len(LOG_RATIOS), dtype=torch.float64)
+    log_probs_T = (ref_T + torch.tensor(LOG_RATIOS, dtype=torch.float64)).requires_grad_()
+    log_ratios = (log_probs_T - ref_T).tolist()
+    got_T = losses.kl(log_probs_T, ref_T, kind)
+    torch.testing.assert_close(got_T.tolist(), [KL[kind](d) for d in log_ratios], rtol=1e-12, atol=1e-15)
+    got_T.sum().backward()
+    torch.testing.assert_close(log_probs_T.grad.tolist(), [KL_GRADIENT[kind](d) for d in log_ratios], rtol=1e-12, atol=1e-15)
+
+
+def test_small_kl_keeps_its_digits_in_float32():
+    d = 1e-4
+    got = losses.kl(torch.tensor([d - 1.0]), torch.tensor([-1.0]), "k3").item()
+    assert 0 <= got < 1e-7
+
+
+@pytest.mark.parametrize("log_ratio", [-100.0, -1000.0, -math.inf])
+def test_low_var_kl_far_outside_its_limit_has_no_gradient_rather_than_nan(log_ratio):
+    log_probs_T = torch.tensor([log_ratio], requires_grad=True)
+    got_T = losses.kl(log_probs_T, torch.zeros(1), "low_var_kl")
+    got_T.sum().backward()
+    assert got_T.item() == losses.LOW_VAR_KL_LIMIT and log_probs_T.grad.item() == 0
+
+
+def test_expected_k1_and_k3_are_the_divergence():
+    logits_V = torch.tensor([[0.3, -1.0, 2.0, 0.1], [0.0, 0.5, 1.0, -0.4]], dtype=torch.float64).log_softmax(-1)
+    p, q = logits_V
+    exact = (p.exp() * (p - q)).sum()
+    for kind in ("k1", "k3"):
+        torch.testing.assert_close((p.exp() * losses.kl(p, q, kind)).sum(), exact, rtol=1e-12, atol=0)
+
+
+def test_an_unknown_estimator_is_refused():
+    with pytest.raises(ValueError, match="k4.*k1, k2, k3"):
+        losses.kl(torch.zeros(1), torch.zeros(1), "k4")
+
+
+def ppo(log_ratio: float, advantage: float, low: float, high: float) -> tuple[float, float, bool]:
+    """-min(r A, clip(r) A) of PPO's eq. 7; its derivative in the new log-probability; whether the clip decides."""
+    ratio = math.exp(log_ratio)
+    clipped = min(max(ratio, 1 - low), 1 + high)
+    active = clipped * advantage < ratio * advantage
+    return -min(ratio * advantage, clipped * advantage), 0.0 if active else -ratio * advantage, active
+
+
+@pytest.mark.parametrize("low, high", [(0.2, 0.2), (0.2, 0.28), (0.1, 0.5)])
+def test_clip_and_clip_higher(low, high):
+    cases = [(d, a) for d in (-1.5, -0.3, -0.2, -0.01, 0.0, 0.01, 0.21, 0.26, 0.6, 2.0) for a in (-2.0, -0.5, 0.0, 0.5, 2.0)]
+    old_T = torch.linspace(-5, -0.1, len(cases), dtype=torch.float64)
+    log_probs_T = (old_T + torch.tensor([d for d, _ in cases], dtype=torch.float64)).requires_grad_()
+    advantages_T = torch.tensor([a for _, a in cases], dtype=torch.float64)
+    loss_T, clipped_T = losses.clipped_policy_loss(log_probs_T, old_T, advantages_T, low, high)
+    loss_T.sum().backward()
+    log_ratios = (log_probs_T - old_T).tolist()
+    values, gradients, active = zip(*(ppo(d, a, low, high) for d, (_, a) in zip(log_ratios, cases)))
+    torch.testing.assert_close(loss_T.tolist(), list(values), rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(log_probs_T.grad.tolist(), list(gradients), rtol=1e-12, atol=1e-15)
+    assert clipped_T.tolist() == list(active)
+    assert clipped_T.double().mean().item() == sum(active) / len(active) and any(active)
+
+
+def test_the_first_step_is_not_clipped_and_has_the_policy_gradient():
+    log_probs_T = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64, requires_grad=True)
+    advantages_T = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    loss_T, clipped_T = losses.clipped_policy_loss(log_probs_T, log_probs_T.detach(), advantages_T, 0.2, 0.28)
+    loss_T.sum().backward()
+    assert not clipped_T.any()
+    assert torch.equal(log_probs_T.grad, -advantages_T) and torch.equal(loss_T, -advantages_T)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_masked_positions_change_neither_value_nor_gradient(poison):
+    mask_T = torch.tensor([True, False, True, False])
+
+    def run(fill: float):
+        values_T = torch.tensor([1.5, fill, -2.0, fill], dtype=torch.float64, requires_grad=True)
+        total = (losses.masked(values_T, mask_T) * torch.tensor([0.5, 1.0, 2.0, 1.0])).sum()
+        total.backward()
+        return total.item(), values_T.grad.tolist()
+
+    assert run(poison) == run(0.0) == (-3.25, [0.5, 0.0, 2.0, 0.0])
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_a_loss_of_masked_columns_does_not_see_what_they_masked(poison):
+    """What the trainer does: mask the columns that come in, then the loss that comes out."""
+    mask_T = torch.tensor([True, False, True])
+
+    def run(fill: float):
+        log_probs_T = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
+        old_T = losses.masked(torch.tensor([-1.1, fill, -0.2], dtype=torch.float64), mask_T)
+        now_T = losses.masked(log_probs_T, mask_T)
+        loss_T, _ = losses.clipped_policy_loss(now_T, old_T, torch.tensor([1.0, 1.0, -1.0]).double(), 0.2, 0.2)
+        total = losses.masked(loss_T + losses.kl(now_T, old_T, "low_var_kl"), mask_T).sum()
+        total.backward()
+        return total.item(), log_probs_T.grad.tolist()
+
+    assert run(poison) == run(-1.0)
+    assert math.isfinite(run(poison)[0]) and run(poison)[1][1] == 0
+
+
+def test_sample_weights_average_over_tokens_then_samples():
+    sums_N = torch.tensor([4, 0, 1, 10])
+    weights_N = losses.sample_weights(sums_N, 4, per_token=False)
+    torch.testing.assert_close(weights_N.tolist(), [1 / 16, 1 / 4, 1 / 4, 1 / 40])
+    assert losses.sample_weights(sums_N, 4, per_token=True).tolist() == [1, 1, 1, 1]
