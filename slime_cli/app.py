@@ -17,15 +17,15 @@ from typer.core import TyperCommand, TyperGroup
 from slime_cli.errors import UsageError
 
 COMMANDS = {
-    "convert": "Turn Hugging Face weights into a Megatron checkpoint and back.",
-    "serve-rollout": "Start generation engines behind a router, and write endpoint.json.",
-    "train": "Run reinforcement learning, or supervised training, from options and profiles.",
-    "sync": "Publish weights to running engines, and verify that they serve them.",
-    "trace": "Show what a run did: summary, ledger, exports.",
-    "profile": "Show where the time goes: in a run's steps, and inside the engines.",
-    "doctor": "Check this machine, the installed engines and a checkpoint.",
+    "convert": "Hugging Face weights to a Megatron checkpoint, and back.",
+    "serve-rollout": "Start generation engines behind a router.",
+    "train": "Train by reinforcement or supervision, from profiles.",
+    "sync": "Publish weights to running engines, and verify them.",
+    "trace": "What a run did: summary, ledger, exports.",
+    "profile": "Where time goes: in a run's steps, inside the engines.",
+    "doctor": "Check this machine, the engines and a checkpoint.",
 }
-"""Name -> one line of help, in the order of help."""
+"""Name -> one line of help, short enough for 80 columns; in the order of help."""
 
 RAW = ("serve-rollout", "train", "sync")
 """Commands whose words are not parsed here."""

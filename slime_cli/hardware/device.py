@@ -74,5 +74,6 @@ def engine_defaults() -> dict[str, object]:
             "disable_overlap_schedule": True,
             "max_total_tokens": 65536,
             "dtype": "float32",
+            "sleep_on_idle": True,  # an idle scheduler spins otherwise, on a core that the trainer needs
         }
     return {}

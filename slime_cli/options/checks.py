@@ -266,12 +266,8 @@ def _evaluation(r: Resolved) -> Iterator[Problem | str]:
         yield f"--eval-prompt-data names a set twice: {' '.join(data[::2])}", "give each its own name"
     if s["eval_interval"] and not data:
         yield "--eval-interval without --eval-prompt-data", "give a set to evaluate on"
-    if data and not s["eval_interval"]:
-        yield "--eval-prompt-data without --eval-interval", "say every how many rollout steps to evaluate"
     if s["eval_temperature"] < 0:
         yield f"--eval-temperature is {s['eval_temperature']}", "0 is greedy; it cannot be negative"
-    if s["save_interval"] and not (s["save"] or s["save_hf"]):
-        yield "--save-interval without --save or --save-hf", "give a folder to save to"
 
 
 _ALWAYS: tuple[Callable[[Resolved], Iterator[Any]], ...] = (_required, _positive, _cluster)

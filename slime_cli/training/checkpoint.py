@@ -10,6 +10,7 @@ import pathlib
 import shutil
 
 import torch
+from megatron.core.dist_checkpointing.strategies.filesystem_async import get_write_results_queue
 from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 
 from slime_cli import manifests
@@ -28,6 +29,9 @@ def iterations(root: str | os.PathLike) -> list[int]:
 def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest: manifests.Checkpoint) -> None:
     """Collective. Saves model, optimizer, scheduler and RNG state as iteration ``iteration``."""
     args.save = root
+    # Megatron's writer keeps results in a manager process. Made by its default, spawn, that process imports this whole
+    # program again (10 s and a core); a forked one only serves a queue. The first call decides for all later ones.
+    get_write_results_queue("fork")
     with contextlib.redirect_stdout(None):
         save_checkpoint(iteration, model, optimizer, scheduler, 0)
     if torch.distributed.get_rank() == 0:

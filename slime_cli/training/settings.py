@@ -23,6 +23,7 @@ class Settings:
     normalise_rewards: bool = True
     divide_by_std: bool = True
     use_rollout_logprobs: bool = False
+    advantage_estimator: str = "grpo"
 
     @property
     def policy(self) -> bool:

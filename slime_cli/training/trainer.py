@@ -165,17 +165,18 @@ class Trainer:
 
     def _loss(self, mb: microbatch.MicroBatch, logits_RV: torch.Tensor, *, scale: float):
         s, mask_R = self.settings, mb.mask_R
-        log_probs_R = token_log_probs(logits_RV, mb.targets_R, s.temperature if s.policy else 1.0)
+        # Masked before anything is computed: 0 * nan is nan in a backward pass, so masking the loss alone is too late.
+        log_probs_R = losses.masked(token_log_probs(logits_RV, mb.targets_R, s.temperature if s.policy else 1.0), mask_R)
         report = {}
         if s.policy:
-            old_R = log_probs_R.detach() if mb.old_log_probs_R is None else mb.old_log_probs_R
+            old_R = log_probs_R.detach() if mb.old_log_probs_R is None else losses.masked(mb.old_log_probs_R, mask_R)
             loss_R, clipped_R = losses.clipped_policy_loss(log_probs_R, old_R, mb.advantages_R, s.eps_clip, s.eps_clip_high)
             report |= {"pg_loss": (loss_R, mb.weight_R), "pg_clipfrac": clipped_R, "ppo_kl": old_R - log_probs_R}
             report["train_rollout_logprob_abs_diff"] = (
                 (log_probs_R if mb.old_log_probs_R is None or s.use_rollout_logprobs else old_R) - mb.rollout_log_probs_R
             ).abs()
             if s.use_kl_loss:
-                kl_R = losses.kl(log_probs_R, mb.ref_log_probs_R, s.kl_loss_type)
+                kl_R = losses.kl(log_probs_R, losses.masked(mb.ref_log_probs_R, mask_R), s.kl_loss_type)
                 report["kl_loss"] = (kl_R, mb.weight_R)
                 loss_R = loss_R + s.kl_loss_coef * kl_R
             with torch.set_grad_enabled(s.entropy_coef != 0):

@@ -38,6 +38,15 @@ def _with_local_names(bridge_class) -> None:
     bridge_class._slime_local_names = True
 
 
+def _say_whether_tied(model: list) -> None:
+    """megatron-bridge asks the config, where its own providers put it; Megatron's own config does not say, and a tied model's
+    output weight on the last pipeline stage would be left as it was initialised."""
+    from megatron.core.utils import unwrap_model
+
+    for module in unwrap_model(model):
+        module.config.share_embeddings_and_output_weights = module.share_embeddings_and_output_weights
+
+
 class Bridge:
     """Moves weights between a model on these ranks and an HF checkpoint folder. All ranks call every method."""
 
@@ -52,9 +61,11 @@ class Bridge:
 
     def load(self, model: list) -> None:
         """HF weights into the model's parameters."""
+        _say_whether_tied(model)
         with contextlib.redirect_stdout(None):
             self._bridge.load_hf_weights(model)
 
     def export(self, model: list) -> Iterator[tuple[str, torch.Tensor]]:
         """(HF name, whole tensor on the CPU) of every weight, gathered over tensor and pipeline ranks."""
+        _say_whether_tied(model)
         yield from self._bridge.export_hf_weights(model, cpu=True, show_progress=False)

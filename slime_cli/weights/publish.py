@@ -90,3 +90,9 @@ def as_engine(named: dict[str, torch.Tensor], name: str, dtype: torch.dtype) -> 
     if name.endswith(("embed_tokens.weight", "lm_head.weight")) and tensor.size(0) % 64:
         tensor = torch.nn.functional.pad(tensor, (0, 0, 0, -tensor.size(0) % 64))  # SGLang pads the vocabulary
     return tensor.to(dtype)
+
+
+def remove(version_folder: pathlib.Path) -> None:
+    """Takes an old version away, its manifest first so that it never looks complete."""
+    (version_folder / "manifest.json").unlink(missing_ok=True)
+    shutil.rmtree(version_folder)

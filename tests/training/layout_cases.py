@@ -186,8 +186,12 @@ def steps(session: Session) -> dict[str, list]:
     """Two rollouts of every case; their metrics on the rank that reports."""
     out = {}
     for case, (name, settings, flags, which) in CASES.items():
+        import time; t=time.time()
         trainer = session.trainer(name, settings, flags)
+        if session.rank==0: print("TIME",session.layout,case,"make",time.time()-t)
+        t=time.time()
         out[case] = [trainer.train(global_batch(which == "poisoned")) for _ in range(2)]
+        if session.rank==0: print("TIME",session.layout,case,"steps",time.time()-t)
     return out
 
 

@@ -1,0 +1,34 @@
+"""The part of the command line that ``train`` and ``serve-rollout`` read themselves, before options are resolved."""
+
+import dataclasses
+
+from slime_cli.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A command line split into what the command reads and what :mod:`slime_cli.options` resolves."""
+
+    profiles: list[str]
+    dry_run: bool
+    verbose: bool
+    rest: list[str]
+
+
+def split(argv: list[str]) -> Line:
+    """Takes ``--profile NAME`` (repeatable), ``--dry-run`` and ``--verbose`` out of ``argv``."""
+    profiles, rest, switches = [], [], set()
+    words = iter(argv)
+    for word in words:
+        if word == "--profile":
+            name = next(words, None)
+            if name is None or name.startswith("--"):
+                raise UsageError("--profile needs a name", "for example --profile quickstart")
+            profiles.append(name)
+        elif word.startswith("--profile="):
+            profiles.append(word.partition("=")[2])
+        elif word in ("--dry-run", "--verbose"):
+            switches.add(word)
+        else:
+            rest.append(word)
+    return Line(profiles, "--dry-run" in switches, "--verbose" in switches, rest)

@@ -1,0 +1,59 @@
+"""``slime serve-rollout``: SGLang servers behind the router, until Ctrl-C or the end of the process that started it."""
+
+import os
+import pathlib
+import signal
+import time
+
+from slime_cli import manifests
+from slime_cli.commands import arguments
+from slime_cli.errors import UsageError
+from slime_cli.options.resolve import resolve
+
+
+def run(argv: list[str]) -> int:
+    """Serves until it is told to stop; returns the exit code. Raises EngineError when nothing is left to serve with."""
+    line = arguments.split(argv)
+    resolved = resolve(line.rest, line.profiles, "serve-rollout")
+    model = resolved.slime["hf_checkpoint"]
+    if not model:
+        raise UsageError("--hf-checkpoint is missing", "pass the folder of the model to serve")
+    run_dir = pathlib.Path(resolved.slime["run_dir"] or "runs/serve").resolve()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--run-dir {run_dir}: {error.strerror}", "choose a folder that you may write to") from None
+
+    from slime_cli.screen import Screen
+    from slime_cli.serving.engine import Engine
+    from slime_cli.serving.fleet import Fleet
+    from slime_cli.weights import architecture, tiny
+
+    if model.startswith(tiny.PREFIX):
+        model = str(tiny.make(model, run_dir / "model"))
+    architecture.read_config(model)
+    screen = Screen()
+    owner = os.getppid()
+    signal.signal(signal.SIGTERM, _stop)
+    fleet = Fleet(resolved, model, run_dir, Engine, screen.say)
+    path = run_dir / "endpoint.json"
+    try:
+        screen.say("starting the engines (about 40 s on a CPU)")
+        endpoint = fleet.wait_healthy()
+        manifests.write(path, endpoint)
+        screen.say(f"serving {model} at {endpoint.router_url}, {len(endpoint.engines)} engine(s); written to {path}")
+        screen.say("Ctrl-C stops everything")
+        while os.getppid() == owner:  # the shell or program that started this command is still there
+            fleet.check()
+            time.sleep(1)
+        screen.say("the process that started this command ended")
+    except KeyboardInterrupt:
+        screen.say("stopping")
+    finally:
+        fleet.stop()
+        path.unlink(missing_ok=True)
+    return 0
+
+
+def _stop(signum, frame):
+    raise KeyboardInterrupt

@@ -1,0 +1,66 @@
+"""``slime sync``: a checkpoint's weights, published as a version, into the engines of an endpoint, proven to be there."""
+
+import argparse
+import pathlib
+
+from slime_cli import manifests
+from slime_cli.errors import DataError, UsageError
+
+
+def run(argv: list[str]) -> int:
+    """Returns the exit code; raises EngineError when an engine holds other weights afterwards."""
+    parser = argparse.ArgumentParser(prog="slime sync", description=__doc__.replace("``", ""), allow_abbrev=False)
+    parser.add_argument("--load", required=True, metavar="DIR", help="a torch_dist or HF checkpoint, or a published weights/vNNNNNN")
+    parser.add_argument("--rollout-endpoint", required=True, metavar="FILE", help="endpoint.json that serve-rollout wrote")
+    parser.add_argument("--publish", metavar="DIR", help="where the version is written (default: weights/ beside endpoint.json)")
+    parser.add_argument("--weight-version", metavar="NAME", help="name that engines report (default: from the checkpoint's step)")
+    args = parser.parse_args(argv)
+
+    from slime_cli.screen import Screen
+    from slime_cli.serving.attached import Attached
+    from slime_cli.weights import sync
+
+    screen = Screen()
+    attached = Attached(args.rollout_endpoint)
+    attached.check()
+    folder, version = _published(args, screen)
+    urls = attached.alive()
+    screen.say(f"{len(urls)} engine(s) load {version}")
+    sync.load(urls, folder, version)
+    for proof in sync.verify(urls, folder, version):
+        shown = "every tensor's checksum equals the published one" if proof.kind == "checksum" else "equal to the other engines"
+        screen.say(f"{proof.url} verified at {proof.version}: {proof.tensors} tensors, {shown}")
+    return 0
+
+
+def _published(args, screen) -> tuple[pathlib.Path, str]:
+    """The folder of a published version, made from the checkpoint where it is not one already."""
+    source = pathlib.Path(args.load)
+    if not source.exists():
+        raise DataError(f"--load {source}: no such folder", "point at a checkpoint or a published version")
+    if (source / "manifest.json").exists():
+        return source, args.weight_version or manifests.read(source / "manifest.json", manifests.Weights).version
+    root = pathlib.Path(args.publish or pathlib.Path(args.rollout_endpoint).parent / "weights")
+    hf, step = source, 0
+    if (source / "checkpoint.json").exists() or list(source.glob("iter_*")):
+        from slime_cli.weights import convert
+
+        hf, step = convert.as_hf(source, root / "hf", say=screen.say)
+    elif not (source / "config.json").exists():
+        raise UsageError(f"--load {source}: neither a torch_dist nor an HF checkpoint", "slime convert makes either")
+    from safetensors import safe_open
+
+    from slime_cli.weights import publish
+
+    version = args.weight_version or f"v{step:06d}"
+
+    def tensors():
+        for file in sorted(hf.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as content:
+                for name in content.keys():
+                    yield name, content.get_tensor(name)
+
+    screen.say(f"publishing {source} as {version}")
+    target = root / version
+    publish.write(tensors(), target, hf_checkpoint=str(hf), version=version, step=step, run=str(source))
+    return target, version

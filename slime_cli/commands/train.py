@@ -1,0 +1,93 @@
+"""``slime train``: resolves and checks the options, claims the run directory, runs the stages, shows the result."""
+
+import json
+import pathlib
+import signal
+import time
+
+from slime_cli.commands import arguments
+from slime_cli.errors import Interrupted
+from slime_cli.options import checks
+from slime_cli.options.resolve import Resolved, resolve
+
+
+def run(argv: list[str]) -> int:
+    """The whole command; returns the exit code. Raises SlimeError with its own exit code."""
+    line = arguments.split(argv)
+    resolved = resolve(line.rest, line.profiles, "train")
+    warnings = checks.check(resolved)
+    if line.dry_run:
+        return _dry_run(resolved, warnings, line.verbose)
+    run_dir = pathlib.Path(resolved.slime["run_dir"] or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    _check_data(resolved)
+
+    from slime_cli import run_dir as folders
+    from slime_cli.screen import Screen
+
+    screen = Screen()
+    for warning in warnings:
+        screen.say(f"[yellow]warning[/yellow] {warning}")
+    claimed = folders.claim(resolved, run_dir)
+    screen.say(f"run directory {run_dir}, attempt {claimed.attempt}, on {claimed.hardware['count']} x {claimed.hardware['name']}")
+    finished = run_dir / "summary.json"
+    if finished.exists():
+        from slime_cli import report
+
+        screen.say("this run is finished; its result:")
+        report.show(screen.console, run_dir, json.loads(finished.read_text()))
+        return 0
+    signal.signal(signal.SIGTERM, _interrupt)
+
+    from slime_cli import report
+    from slime_cli.loop import Conductor
+
+    conductor = Conductor(resolved, run_dir, screen)
+    try:
+        summary = conductor.run(lambda stages: report.summarize(run_dir, stages, conductor.endpoint))
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; what was committed is in {run_dir}", "the same command resumes") from None
+    report.show(screen.console, run_dir, summary)
+    return 0
+
+
+def _interrupt(signum, frame):
+    raise KeyboardInterrupt
+
+
+def _check_data(resolved: Resolved) -> None:
+    """Opens every prompt source once, so that bad data ends the command before anything is started."""
+    from slime_cli.buffer.sources import open_source
+    from slime_cli.rollout import hooks
+    from slime_cli.rollout.rewards import check_options
+    from slime_cli.options.resolve import args_namespace
+
+    stages = [resolved.for_stage(i) for i in range(len(resolved.stages))] or [resolved]
+    for stage in stages:
+        s = stage.slime
+        keys = dict(metadata_key=s["metadata_key"], tool_key=s["tool_key"], on_bad_row=s["on_bad_row"])
+        open_source(s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], **keys)
+        for uri in (s["eval_prompt_data"] or [])[1::2]:
+            open_source(uri, input_key=s["eval_input_key"], label_key=s["eval_label_key"], **keys)
+        if s["loss_type"] == "policy_loss":
+            check_options(args_namespace(stage))
+            for option, kind in (("custom_generate_function_path", "generate"), ("dynamic_sampling_filter_path", "dynamic_filter")):
+                if s[option]:
+                    hooks.load(s[option], kind)
+
+
+def _dry_run(resolved: Resolved, warnings: list[str], verbose: bool) -> int:
+    from rich.console import Console
+
+    from slime_cli.options import memory, render
+
+    path = pathlib.Path(resolved.slime["hf_checkpoint"] or "") / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else None
+    console = Console(highlight=False)
+    for warning in warnings:
+        console.print(f"[yellow]warning[/yellow] {warning}")
+    stages = [(stage["name"], resolved.for_stage(i)) for i, stage in enumerate(resolved.stages)] or [("", resolved)]
+    for name, stage in stages:
+        if name:
+            console.rule(f"stage {name}")
+        console.print(render.render(stage, checks.layout(stage), memory.estimate(stage, config), verbose))
+    return 0

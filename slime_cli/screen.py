@@ -1,0 +1,41 @@
+"""What a long command shows while it works: progress bars on a terminal, a line now and then elsewhere."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+QUIET_SECONDS = 10.0
+
+
+class Screen:
+    """One a command. ``say`` prints above a running bar."""
+
+    def __init__(self, console: Console | None = None):
+        self.console = console or Console(highlight=False)
+        self.start = time.time()
+
+    def say(self, text: str) -> None:
+        self.console.print(f"[dim]{time.time() - self.start:6.1f}s[/dim]  {text}", soft_wrap=not self.console.is_terminal)
+
+    @contextlib.contextmanager
+    def progress(self, label: str, total: int, start: int = 0) -> Iterator[Callable[..., None]]:
+        """Yields ``advance(n=1, note="")``."""
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+            with Progress(*columns, console=self.console) as bar:
+                task = bar.add_task(label, total=total, completed=start, note="")
+                yield lambda n=1, note="": bar.update(task, advance=n, **({"note": note} if note else {}))
+            return
+        done, told = start, time.time()
+
+        def advance(n: int = 1, note: str = "") -> None:
+            nonlocal done, told
+            done += n
+            if time.time() - told >= QUIET_SECONDS or done == total:
+                told = time.time()
+                self.say(f"{label}: {done} of {total}  {note}")
+
+        yield advance

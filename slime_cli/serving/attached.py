@@ -1,0 +1,35 @@
+"""An endpoint that somebody else owns (``--rollout-endpoint``): used, watched, never stopped."""
+
+import httpx
+
+from slime_cli import manifests
+from slime_cli.errors import EngineError
+
+
+class Attached:
+    """Answers what :class:`slime_cli.serving.fleet.Fleet` answers, for engines of another process."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self.endpoint = manifests.read(path, manifests.Endpoint)
+        self.http = httpx.Client(trust_env=False, timeout=10)
+
+    def wait_healthy(self) -> manifests.Endpoint:
+        self.check()
+        return self.endpoint
+
+    def check(self) -> None:
+        """Raises EngineError when the router, or every engine, no longer answers."""
+        if not self._answers(self.endpoint.router_url + "/workers"):
+            raise EngineError(f"{self.path}: the router at {self.endpoint.router_url} does not answer", "is `slime serve-rollout` still running?")
+        if not self.alive():
+            raise EngineError(f"{self.path}: none of its engines answers", "is `slime serve-rollout` still running?")
+
+    def alive(self) -> list[str]:
+        return [e.url for e in self.endpoint.engines if self._answers(e.url + "/health")]
+
+    def _answers(self, url: str) -> bool:
+        try:
+            return self.http.get(url).status_code == 200
+        except httpx.HTTPError:
+            return False

@@ -1,0 +1,343 @@
+"""One stage of a run: reinforcement learning, or supervised training of the same model, over its own journal.
+
+The conductor (:mod:`slime_cli.loop`) creates one for each stage. Everything that a resumed stage needs is in its folder.
+"""
+
+import collections
+import json
+import pathlib
+import time
+
+from slime_cli import manifests
+from slime_cli.buffer.batch import TrainBatch, file_hash, read_parquet, rollout_folder, to_parquet
+from slime_cli.buffer.buffer import DataBuffer, Group
+from slime_cli.buffer.journal import Journal
+from slime_cli.buffer.sources import open_source
+from slime_cli.buffer.types import Sample
+from slime_cli.errors import DataError, UsageError
+from slime_cli.options.resolve import args_namespace
+from slime_cli.rollout.chat import Renderer, check_lengths
+from slime_cli.rollout.evaluate import evaluate
+from slime_cli.rollout.generate import Generator
+from slime_cli.run_dir import append_line
+from slime_cli.training import packing
+from slime_cli.training.advantages import groups_without_spread
+from slime_cli.training.settings import Settings
+from slime_cli.weights import architecture, publish, sync
+
+KEEP_CHECKPOINTS, KEEP_WEIGHTS = 2, 2
+
+
+def version_name(step: int) -> str:
+    return f"v{step:06d}"
+
+
+class Stage:
+    """``conductor`` gives the engines, ``trainers`` the ranks, ``start_from`` the checkpoint of the stage before."""
+
+    def __init__(self, name, options, folder: pathlib.Path, conductor, trainers, start_from: str | None):
+        self.name, self.options, self.folder = name, options, folder
+        self.conductor, self.trainers, self.start_from = conductor, trainers, start_from
+        self.s, self.args = options.slime, args_namespace(options)
+        self.policy = self.s["loss_type"] == "policy_loss"
+        self.say, self.span = conductor.screen.say, conductor.tracer.span
+        self.started = time.time()
+        self.proofs: list[sync.Proof] = []
+        self.published: str | None = None
+        self.uncommitted: list[tuple[int, int, str, list[int]]] = []
+        self.journal: Journal | None = None
+
+    def close(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
+
+    # -- the stage, from start to end -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self._open()
+        total = self._num_rollouts()
+        committed = self.buffer.recovery.committed
+        first = committed.rollout_id + 1 if committed else 0
+        self.step = committed.step if committed else 0
+        self.seconds_before = self.journal.get("seconds", 0.0)
+        if first >= total and self._evaluated(self.step):
+            self.say(f"{self.name}: already finished at step {self.step}")
+            self.version = version_name(self.step)
+            return
+        self._prepare_trainers(committed)
+        if self.policy:
+            self.generator = Generator(self.args, self.conductor.serving(), self.conductor.rewards, decode=self.renderer.decode)
+            self._publish()
+            if not self.s["skip_eval_before_train"] and not first:
+                self._evaluate()
+        with self.conductor.screen.progress(self.name, total, first) as advance:
+            for rollout_id in range(first, total):
+                advance(1, self._rollout(rollout_id, last=rollout_id == total - 1))
+        if self.policy:
+            self._evaluate()
+        self.journal.put("seconds", self.seconds())
+
+    def seconds(self) -> float:
+        """Of this stage, over all attempts (an attempt that was killed counts up to its last commit)."""
+        return self.seconds_before + time.time() - self.started
+
+    def _open(self) -> None:
+        s = self.s
+        config = architecture.read_config(self.conductor.model)
+        check_lengths(s["rollout_max_response_len"] if self.policy else None, config.get("max_position_embeddings"), s["rollout_max_prompt_len"])
+        self.renderer = Renderer(
+            self.conductor.model, apply_chat_template=s["apply_chat_template"], template_kwargs=s["apply_chat_template_kwargs"],
+            max_prompt=s["rollout_max_prompt_len"],
+        )  # fmt: skip
+        self.source = open_source(
+            s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], metadata_key=s["metadata_key"],
+            tool_key=s["tool_key"], on_bad_row=s["on_bad_row"],
+        )  # fmt: skip
+        if self.source.skipped:
+            bad = self.source.skipped[0]
+            self.say(f"{len(self.source.skipped)} bad rows skipped, the first: {bad.file}:{bad.row}: {bad.field}: {bad.reason}")
+        self.journal = Journal(self.folder / "journal.sqlite")
+        known, found = self.journal.get("source"), self.source.fingerprint()
+        if known is not None and known != found:
+            raise DataError(f"{s['prompt_data']} changed since this run began", "restore the data or start another --run-dir")
+        self.journal.put("source", found)
+        self.buffer = DataBuffer(
+            self.journal, self.source, samples_per_prompt=s["n_samples_per_prompt"], shuffle=s["rollout_shuffle"],
+            seed=s["rollout_seed"], render=self.renderer.prompt,
+        )  # fmt: skip
+
+    def _num_rollouts(self) -> int:
+        if self.s["num_rollout"] is not None:
+            return self.s["num_rollout"]
+        return max(1, len(self.source) * (self.s["num_epoch"] or 1) // self.s["rollout_batch_size"])
+
+    def _prepare_trainers(self, committed) -> None:
+        """Weights: HF, then the stage before (or --load, --ref-load), then this stage's own last commit."""
+        s = self.s
+        self.say(f"{self.name}: Megatron builds the model")
+        with self.span("begin_stage"):
+            self.trainers.begin_stage(self._megatron_argv(), self._settings(), self.conductor.model)
+            start = self.start_from or _latest(s["load"] or s["ref_load"])
+            if start:
+                self.trainers.call("load", start, True)
+            if self.policy and s["use_kl_loss"]:
+                if s["ref_load"] and s["load"]:
+                    self.trainers.call("load", _latest(s["ref_load"]), True)
+                    self.trainers.call("keep_reference")
+                    self.trainers.call("load", start, True)
+                else:
+                    self.trainers.call("keep_reference")
+            if committed:
+                self.trainers.call("load", committed.checkpoint, False)
+                self.say(f"{self.name}: resumed at step {committed.step}, {len(self.buffer.recovery.replay)} batch(es) to train again")
+
+    def _megatron_argv(self) -> list[str]:
+        derived = architecture.megatron_args(architecture.read_config(self.conductor.model))
+        if derived is None and "num_layers" not in self.options.megatron:
+            raise UsageError(
+                f"{self.conductor.model}: its Megatron options are not derived for this architecture yet",
+                "add a model profile with --profile, or pass --num-layers and the others",
+            )
+        for name, value in (derived or {}).items():
+            given = self.options.megatron.get(name)
+            if given is not None and given != value and name not in ("seq_length", "max_position_embeddings"):
+                raise UsageError(f"--{name.replace('_', '-')} {given} contradicts the checkpoint's {value}", "leave it out: it follows from --hf-checkpoint")
+        argv = architecture.argv({k: v for k, v in (derived or {}).items() if k not in self.options.megatron})
+        return argv + self.options.megatron_argv()
+
+    def _settings(self) -> Settings:
+        s = self.s
+        return Settings(
+            loss_type=s["loss_type"], steps_per_rollout=s["num_steps_per_rollout"] or 1,
+            max_tokens=s["max_tokens_per_gpu"] if s["use_dynamic_batch_size"] else None, oversize=s["oversize"],
+            temperature=s["rollout_temperature"], eps_clip=s["eps_clip"],
+            eps_clip_high=s["eps_clip"] if s["eps_clip_high"] is None else s["eps_clip_high"],
+            use_kl_loss=s["use_kl_loss"], kl_loss_coef=s["kl_loss_coef"], kl_loss_type=s["kl_loss_type"], entropy_coef=s["entropy_coef"],
+            normalise_rewards=s["rewards_normalization"], divide_by_std=s["grpo_std_normalization"],
+            use_rollout_logprobs=s["use_rollout_logprobs"], advantage_estimator=s["advantage_estimator"],
+        )  # fmt: skip
+
+    # -- one rollout ------------------------------------------------------------------------------------------------
+
+    def _rollout(self, rollout_id: int, last: bool) -> str:
+        begun = time.time()
+        with self.span("step", stage=self.name, rollout_id=rollout_id):
+            samples, dropped = self._batch(rollout_id)
+            with self.span("train"):
+                found = self.trainers.train(TrainBatch.from_samples(samples, self.s["reward_key"]))
+            for part in packing.split_steps(len(samples), self.s["num_steps_per_rollout"] or 1):
+                self.step += 1
+                self.uncommitted.append((self.step, rollout_id, version_name(self.step), [samples[i].index for i in part]))
+            due = last or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0
+            if due:
+                self._commit()
+            if self.policy:
+                self._publish()
+            line = self._line(rollout_id, samples, dropped, found, time.time() - begun)
+        append_line(self.conductor.run_dir / "metrics.jsonl", line)
+        interval = self.s["eval_interval"]
+        if self.policy and interval and (rollout_id + 1) % interval == 0 and not last:
+            self._evaluate()
+        if self.policy:
+            return f"reward {line['reward_mean']:.3f}  grad {found['grad_norm']:.2f}  diff {found['train_rollout_logprob_abs_diff_max']:.1e}"
+        return f"loss {found['loss']:.3f}"
+
+    def _batch(self, rollout_id: int) -> tuple[list[Sample], collections.Counter]:
+        """This rollout's samples in training order: from its file when an earlier attempt made it, else new ones."""
+        replay = self.buffer.recovery.replay.get(rollout_id)
+        folder = rollout_folder(self.folder, rollout_id)
+        if replay:
+            kept = set(replay)
+            return [s for s in read_parquet(folder / "samples.parquet") if s.index in kept], collections.Counter()
+        before = self.buffer.cursor
+        with self.span("generate"):
+            groups, dropped = self._generate(rollout_id) if self.policy else self._supervised(rollout_id)
+        with self.span("write_batch"):
+            samples = self._fitting([s for g in groups for s in g.finished], dropped)
+            for sample in samples:
+                sample.rollout_id = rollout_id
+            manifests.write_bytes(folder / "samples.parquet", to_parquet(samples))
+            fates = {"batched": len(samples)} | {f"dropped:{reason}": n for reason, n in dropped.items()}
+            manifest = manifests.Rollout(
+                rollout_id=rollout_id, groups=len(groups), samples=len(samples), fates=fates,
+                weight_versions=sorted({v for s in samples for v in s.weight_versions}), prompt_cursor_before=before,
+                prompt_cursor_after=self.buffer.cursor, files={"samples.parquet": file_hash(folder / "samples.parquet")},
+            )  # fmt: skip
+            manifests.write(folder / "manifest.json", manifest)
+            self.journal.batched([s.index for s in samples], rollout_id)
+        return samples, dropped
+
+    def _fitting(self, samples: list[Sample], dropped: collections.Counter) -> list[Sample]:
+        """Without the samples that ``--oversize drop`` leaves out; they are dropped in the journal, with the reason."""
+        cap = self.s["max_tokens_per_gpu"]
+        if self.s["oversize"] == "drop" and self.s["use_dynamic_batch_size"]:
+            over = [s for s in samples if len(s.tokens) > cap]
+            if over:
+                self.journal.drop([s.index for s in over], "oversize")
+                dropped["oversize"] += len(over)
+                samples = [s for s in samples if len(s.tokens) <= cap]
+        if not samples:
+            raise DataError(f"rollout left no sample to train on ({dict(dropped)})", "look at the reasons: slime trace ledger")
+        return samples
+
+    def _generate(self, rollout_id: int) -> tuple[list[Group], collections.Counter]:
+        result = self.conductor.wait(self.generator.rollout(self.buffer, rollout_id, lambda n: None))
+        return result.groups, result.dropped
+
+    def _supervised(self, rollout_id: int) -> tuple[list[Group], collections.Counter]:
+        groups = self.buffer.lease(self.s["rollout_batch_size"], rollout_id)
+        for group in groups:
+            for sample in group.pending:
+                self.renderer.supervised(group.row, group.rendered, sample)
+            group.finished += group.pending
+        self.journal.finish([s for g in groups for s in g.pending])
+        for group in groups:
+            group.pending = []
+        return groups, collections.Counter()
+
+    def _line(self, rollout_id, samples, dropped, found, seconds) -> dict:
+        rewards = [s.reward_value(self.s["reward_key"]) for s in samples]
+        line = {
+            "stage": self.name, "rollout_id": rollout_id, "step": self.step, "weight_version": version_name(self.step),
+            "seconds": seconds, "samples": len(samples), "dropped": dict(dropped), "skipped_prompts": self.buffer.skipped,
+        }  # fmt: skip
+        if self.policy:
+            batch = TrainBatch.from_samples(samples, self.s["reward_key"])
+            line |= {
+                "reward_mean": sum(rewards) / len(rewards),
+                "response_length_mean": sum(s.response_length for s in samples) / len(samples),
+                "truncated_ratio": sum(s.status.value == "truncated" for s in samples) / len(samples),
+                "groups_without_spread": groups_without_spread(batch.rewards_N, batch.group_index_N),
+                "retries": self.generator.client.retries,
+            }
+        return line | {f"train/{name}": value for name, value in found.items()}
+
+    # -- durability ---------------------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        """Checkpoint first, then one transaction that says what is in it."""
+        root = self.checkpoints
+        with self.span("save"):
+            path = self.trainers.call("save", str(root))
+        with self.span("commit"):
+            self.journal.commit(steps=self.uncommitted, checkpoint=path)
+            last = self.uncommitted[-1][1]
+            self.uncommitted = []
+            self.journal.put("seconds", self.seconds())
+            steps = sorted(int(p.parent.name[5:]) for p in root.glob("iter_*/checkpoint.json"))
+            self.trainers.call("prune", str(root), steps[-KEEP_CHECKPOINTS:])
+            if self.s["save_hf"]:
+                target = pathlib.Path(self.s["save_hf"].format(rollout_id=last)).resolve()
+                self.trainers.call("publish", str(target), version_name(self.step))
+            self._prune_rollouts()
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        return pathlib.Path(self.s["save"] or self.folder / "checkpoints").resolve()
+
+    def _prune_rollouts(self) -> None:
+        keep = self.s["keep_rollouts"]
+        if keep is not None:
+            import shutil
+
+            for folder in sorted((self.folder / "rollouts").glob("[0-9]*"))[: -keep or None]:
+                shutil.rmtree(folder)
+
+    def final_checkpoint(self) -> str:
+        return self.journal.commits()[-1].checkpoint
+
+    # -- weights and evaluation -----------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """The trainer's present weights into every engine, proven."""
+        self.version = version_name(self.step)
+        folder = publish.folder(self.folder, self.step)
+        with self.span("publish"):
+            self.trainers.call("publish", str(folder), self.version)
+        urls = self.conductor.engine_urls()
+        with self.span("sync"):
+            sync.load(urls, folder, self.version)
+        with self.span("verify"):
+            self.proofs = sync.verify(urls, folder, self.version)
+        for old in sorted(folder.parent.glob("v*"))[:-KEEP_WEIGHTS]:
+            publish.remove(old)
+
+    def _eval_path(self, step: int) -> pathlib.Path:
+        return self.folder / "eval" / f"{step:06d}.json"
+
+    def _evaluated(self, step: int) -> bool:
+        return not self.policy or not self.s["eval_prompt_data"] or self._eval_path(step).exists()
+
+    def _evaluate(self) -> None:
+        data, path = self.s["eval_prompt_data"], self._eval_path(self.step)
+        if not data or path.exists():
+            return
+        results = []
+        with self.span("eval", step=self.step):
+            for name, uri in zip(data[::2], data[1::2]):
+                source = open_source(
+                    uri, input_key=self.s["eval_input_key"], label_key=self.s["eval_label_key"], metadata_key=self.s["metadata_key"],
+                    tool_key=self.s["tool_key"], on_bad_row=self.s["on_bad_row"],
+                )  # fmt: skip
+                with self.conductor.screen.progress(f"evaluating {name}", len(source)) as advance:
+                    results.append(self.conductor.wait(evaluate(name, source, self.generator, self.renderer.prompt, advance)))
+        manifests.write_json(path, {"step": self.step, "weight_version": self.version, "results": results})
+        for r in results:
+            self.say(f"{self.name}: {r['dataset']} at step {self.step}: reward {r['reward_mean']:.3f} over {r['prompts']} prompts")
+
+    def evaluations(self) -> list[dict]:
+        """All evaluations of the stage, by step."""
+        return [json.loads(p.read_text()) for p in sorted((self.folder / "eval").glob("*.json"))]
+
+
+def _latest(path: str | None) -> str | None:
+    """A checkpoint folder as given, or the newest complete one under it; None for None. Raises DataError for neither."""
+    if path is None:
+        return None
+    folder = pathlib.Path(path)
+    if (folder / "checkpoint.json").exists():
+        return str(folder)
+    complete = sorted(folder.glob("iter_*/checkpoint.json"))
+    if not complete:
+        raise DataError(f"{path}: no complete checkpoint there", "slime convert hf-to-dist makes one; or leave --load out")
+    return str(complete[-1].parent)

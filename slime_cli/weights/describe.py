@@ -1,0 +1,46 @@
+"""What ``checkpoint.json`` says about the HF model that a checkpoint came from. Torch-free."""
+
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from slime_cli import manifests
+from slime_cli.weights import architecture
+
+
+def _hash(path: pathlib.Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _template(folder: pathlib.Path) -> str:
+    """The chat template's text, empty when there is none."""
+    if (folder / "chat_template.jinja").exists():
+        return (folder / "chat_template.jinja").read_text()
+    config = folder / "tokenizer_config.json"
+    return str(json.loads(config.read_text()).get("chat_template") or "") if config.exists() else ""
+
+
+def describe_hf(path: str | os.PathLike) -> dict[str, Any]:
+    """Fields of :class:`slime_cli.manifests.Checkpoint` that follow from the HF folder."""
+    folder = pathlib.Path(path)
+    config = architecture.read_config(str(folder))
+    weights = sorted(folder.glob("*.safetensors"))
+    tokenizer = folder / "tokenizer.json"
+    return {
+        "source": str(folder.resolve()),
+        "source_hashes": {p.name: _hash(p) for p in [folder / "config.json", *weights]},
+        "architecture": (config.get("architectures") or ["?"])[0],
+        "megatron_args": architecture.megatron_args(config) or {},
+        "tokenizer_hash": _hash(tokenizer) if tokenizer.exists() else "",
+        "chat_template_hash": hashlib.sha256(_template(folder).encode()).hexdigest(),
+    }
+
+
+def checkpoint_manifest(
+    hf_checkpoint: str | os.PathLike, *, iteration: int, dtype: str, layout: dict[str, int], format: str = "torch_dist"
+) -> manifests.Checkpoint:
+    """The manifest of a checkpoint whose weights began as ``hf_checkpoint``."""
+    return manifests.Checkpoint(format=format, iteration=iteration, dtype=dtype, layout=layout, **describe_hf(hf_checkpoint))
