@@ -51,6 +51,7 @@ class Cluster:
         bundles = max(self.ranks, self.engine_devices) if self.colocate else self.ranks + self.engine_devices
         os.environ.setdefault("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")  # engines and ranks pick by index
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray puts workers behind everything else; these are the work
         os.environ["PYTHONWARNINGS"] = "ignore"
         root = str(pathlib.Path(__file__).parents[2])
         os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)

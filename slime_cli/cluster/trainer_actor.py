@@ -25,7 +25,8 @@ class TrainerRank:
         self.rank, self.world_size, self.run_dir = rank, world_size, run_dir
         self.device = hardware.prepare_trainer()
         if self.device.kind == "cpu":
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
+            # A core is left to the engines: threads that must wait for each other crawl as soon as a core is shared.
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // (world_size + 1)))
         from slime_cli.training import trainer  # noqa: F401  (the slow import, while the engines start as well)
 
         for name in list(logging.root.manager.loggerDict):

@@ -57,7 +57,7 @@ class Engine:
 def start_router(host: str, port: int, argv: list[str], log: pathlib.Path) -> Server:
     """The stock router with no workers yet; they are added as they become healthy."""
     command = [
-        sys.executable, "-m", "sglang_router.launch_router", "--host", host, "--port", str(port),
+        sys.executable, "-m", "slime_cli.serving.router_main", "--host", host, "--port", str(port),
         "--prometheus-port", str(free_port(host)), *argv,
     ]  # fmt: skip
     return Server("router", command, local_environment(), log)

@@ -52,9 +52,10 @@ def over_steps(reports: list[dict[str, float] | None]) -> dict[str, float] | Non
     out = {"tokens": tokens, "steps": len(reports)}
     for key in reports[0]:
         kind, _, name = key.partition(":")
-        values = [r[key] for r in reports]
+        having = [r for r in reports if key in r]
+        values = [r[key] for r in having]
         if kind == "mean":
-            out[name] = sum(values) / max(tokens, 1)
+            out[name] = sum(values) / max(sum(r["tokens"] for r in having), 1)
         elif kind == "max":
             out[f"{name}_max"] = max(values)
         elif kind in ("sum", "step"):

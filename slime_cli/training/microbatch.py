@@ -40,6 +40,9 @@ class MicroBatch:
     def response_lengths(self) -> list[int]:
         return self._lengths
 
+    on_policy: bool = True
+    """The weights that generated it are the ones that it is trained with: only then is the difference between trainer and
+    engine a figure of the engines alone."""
     _lengths: list[int] = dataclasses.field(default_factory=list)
 
 

@@ -87,9 +87,9 @@ class Trainer:
                 for mbs, _ in parts:
                     self._keep_log_probs(mbs, "ref_log_probs_R")
         if s.policy and s.use_rollout_logprobs:
-            for mbs, _ in parts:
+            for step, (mbs, _) in enumerate(parts):
                 for mb in mbs:
-                    mb.old_log_probs_R = mb.rollout_log_probs_R
+                    mb.old_log_probs_R, mb.on_policy = mb.rollout_log_probs_R, step == 0
         elif s.policy and len(parts) > 1:
             # With one step a rollout the policy has not moved yet, so its own log-probabilities are the old ones.
             with self.tracer.span("log_probs"):
@@ -152,8 +152,10 @@ class Trainer:
             for module in self.model:
                 module.zero_grad_buffer()
             self.optimizer.zero_grad()
-            # Megatron divides by the micro-batch count and averages over data-parallel ranks; the weights are global.
-            scale = len(mbs) * mpu.get_data_parallel_world_size(with_context_parallel=True)
+            # Megatron divides by the micro-batch count and, unless --calculate-per-token-loss makes it add up, averages over
+            # data-parallel ranks; the weights are global.
+            ranks = 1 if self.args.calculate_per_token_loss else mpu.get_data_parallel_world_size(with_context_parallel=True)
+            scale = len(mbs) * ranks
             reports = self._pass(mbs, functools.partial(self._loss, scale=scale), forward_only=False)
         with self.tracer.span("optimizer"):
             ok, grad_norm, _ = self.optimizer.step()
@@ -172,9 +174,9 @@ class Trainer:
             old_R = log_probs_R.detach() if mb.old_log_probs_R is None else losses.masked(mb.old_log_probs_R, mask_R)
             loss_R, clipped_R = losses.clipped_policy_loss(log_probs_R, old_R, mb.advantages_R, s.eps_clip, s.eps_clip_high)
             report |= {"pg_loss": (loss_R, mb.weight_R), "pg_clipfrac": clipped_R, "ppo_kl": old_R - log_probs_R}
-            report["train_rollout_logprob_abs_diff"] = (
-                (log_probs_R if mb.old_log_probs_R is None or s.use_rollout_logprobs else old_R) - mb.rollout_log_probs_R
-            ).abs()
+            if mb.on_policy:
+                before_R = log_probs_R if s.use_rollout_logprobs else old_R
+                report["train_rollout_logprob_abs_diff"] = (before_R - mb.rollout_log_probs_R).abs()
             if s.use_kl_loss:
                 kl_R = losses.kl(log_probs_R, losses.masked(mb.ref_log_probs_R, mask_R), s.kl_loss_type)
                 report["kl_loss"] = (kl_R, mb.weight_R)

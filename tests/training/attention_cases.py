@@ -100,7 +100,7 @@ def places() -> dict[str, float]:
 
 
 def isolation() -> dict[str, float]:
-    """What one sequence's output changes by when every other sequence of the pack becomes NaN: nothing."""
+    """What one sequence's output changes by when every other sequence of the pack becomes huge: nothing."""
     lengths = LENGTHS["ragged"]
     q, k, v = (x.detach() for x in inputs(sum(lengths), 4, 2))
     pack = attention.pack(lengths, torch.device("cpu"))
@@ -145,7 +145,8 @@ def log_probs() -> dict[str, dict[str, float]]:
             (gradient_TV,) = torch.autograd.grad((got_T * weight_T.float()).sum(), logits_TV)
             (want_gradient_TV,) = torch.autograd.grad((want_T * weight_T).sum(), exact_TV, retain_graph=True)
             out[f"{name}-{temperature}"] = {
-                "value": float(((got_T - want_T).abs() / want_T.abs().clamp(min=1)).max()), "gradient": gap(gradient_TV, want_gradient_TV[:, mine]),
+                "value": float(((got_T - want_T).abs() / want_T.abs().clamp(min=1)).max()),
+                "gradient": gap(gradient_TV, want_gradient_TV[:, mine]),
                 "overwritten": gap(logits_TV, kept_TV),
-            }  # fmt: skip
+            }
     return out

@@ -4,13 +4,11 @@ One fixed global batch with all that could go wrong in it, two checkpoints (tied
 :func:`make` with transformers, which also takes the first step in float64 with nothing but autograd.
 """
 
-import contextlib
 import dataclasses
 import pathlib
 
 import numpy as np
 import torch
-from megatron.core import mpu
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -24,46 +22,52 @@ from slime_cli.training.trainer import Trainer
 from slime_cli.weights import architecture
 from slime_cli.weights.bridge import Bridge
 
-SAMPLES, VOCABULARY = 32, 96
+SAMPLES, VOCABULARY = 16, 96
 GRPO = Settings(
     max_tokens=1024, use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="low_var_kl", entropy_coef=0.01, eps_clip=0.05, eps_clip_high=0.1
 )
 PER_TOKEN = ["--calculate-per-token-loss"]
+SMALL = 64
+"""A cap that makes many packs of the batch, where 1024 makes one."""
 CASES = {
     "grpo": ("tied", GRPO, [], "batch"),
-    "grpo_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=48), [], "batch"),
-    "grpo_static": ("tied", dataclasses.replace(GRPO, max_tokens=None), ["--micro-batch-size", "2"], "batch"),
-    "grpo_oversize_isolated": ("tied", dataclasses.replace(GRPO, max_tokens=20), [], "batch"),
+    "grpo_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=SMALL), [], "batch"),
     "grpo_per_token": ("tied", GRPO, PER_TOKEN, "batch"),
-    "grpo_per_token_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=48), PER_TOKEN, "batch"),
     "grpo_untied": ("untied", GRPO, [], "batch"),
     "grpo_two_steps_a_rollout": ("untied", dataclasses.replace(GRPO, steps_per_rollout=2), [], "batch"),
+    "sft": ("untied", Settings(loss_type="sft_loss", max_tokens=1024), [], "batch"),
+}
+"""Name -> (checkpoint, settings, Megatron flags, which batch), run in every layout."""
+MORE = {
+    "grpo_static": ("tied", dataclasses.replace(GRPO, max_tokens=None), ["--micro-batch-size", "2"], "batch"),
+    "grpo_oversize_isolated": ("tied", dataclasses.replace(GRPO, max_tokens=20), [], "batch"),
+    "grpo_per_token_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=SMALL), PER_TOKEN, "batch"),
     "grpo_rollout_log_probs": ("untied", dataclasses.replace(GRPO, use_rollout_logprobs=True), [], "batch"),
     "grpo_rollout_log_probs_nan_where_masked": ("untied", dataclasses.replace(GRPO, use_rollout_logprobs=True), [], "poisoned"),
-    "sft": ("untied", Settings(loss_type="sft_loss", max_tokens=1024), [], "batch"),
-    "sft_packed_small": ("untied", Settings(loss_type="sft_loss", max_tokens=48), [], "batch"),
+    "sft_packed_small": ("untied", Settings(loss_type="sft_loss", max_tokens=SMALL), [], "batch"),
 }
-"""Name -> (checkpoint, settings, Megatron flags, which batch)."""
+"""Run in the layouts ``single`` and ``dp2`` only."""
 
 
 def global_batch(poisoned: bool = False) -> TrainBatch:
     """Groups of 4, ragged; a fifth of the tokens masked, two samples wholly, two samples without a response."""
     rng = np.random.default_rng(7)
     prompts, responses = rng.integers(1, 21, SAMPLES), rng.integers(1, 25, SAMPLES)
-    responses[[9, SAMPLES - 1]] = 0
+    responses[[9, SAMPLES - 1]] = 0  # the last one too: its place is the end of the columns
     prompts[3], responses[3] = 1, 1
     lengths = prompts + responses
     mask = (rng.random(responses.sum()) > 0.2).astype(np.uint8)
     owners = np.repeat(np.arange(SAMPLES), responses)
-    mask[np.isin(owners, [5, 18])] = 0
+    mask[np.isin(owners, [5, 10])] = 0
     log_probs = rng.normal(-4.6, 0.5, responses.sum()).astype(np.float32)
-    if poisoned:
-        log_probs[mask == 0] = rng.choice([np.nan, np.inf, -np.inf], int((mask == 0).sum()))
     rewards = rng.integers(0, 3, SAMPLES).astype(float)
     rewards[8:12] = 0.1  # a group without spread
+    tokens = rng.integers(0, VOCABULARY, lengths.sum())
+    if poisoned:
+        log_probs[mask == 0] = rng.choice([np.nan, np.inf, -np.inf], int((mask == 0).sum()))
     return TrainBatch(
         sample_index_N=np.arange(SAMPLES), group_index_N=np.arange(SAMPLES) // 4, lengths_N=lengths, response_lengths_N=responses,
-        rewards_N=rewards, truncated_N=np.zeros(SAMPLES, bool), tokens_T=rng.integers(0, VOCABULARY, lengths.sum()),
+        rewards_N=rewards, truncated_N=np.zeros(SAMPLES, bool), tokens_T=tokens,
         loss_mask_R=mask, rollout_log_probs_R=log_probs,
     )  # fmt: skip
 
@@ -78,7 +82,7 @@ def make(folder: pathlib.Path) -> dict:
         model = Qwen3ForCausalLM(Qwen3Config(
             vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
             head_dim=32, max_position_embeddings=256, rope_theta=1e6, tie_word_embeddings=tied, initializer_range=0.08, dtype="float32",
-            eos_token_id=1, bos_token_id=None, pad_token_id=0,
+            eos_token_id=1, bos_token_id=None, pad_token_id=None,
         ))  # fmt: skip
         with torch.no_grad():
             for key, parameter in model.named_parameters():
@@ -98,7 +102,8 @@ def rows(batch: TrainBatch) -> list[dict]:
     for n, m in zip(batch.lengths_N.tolist(), batch.response_lengths_N.tolist()):
         out.append({
             "tokens": torch.tensor(batch.tokens_T[t : t + n]), "response": m,
-            "mask": torch.tensor(batch.loss_mask_R[r : r + m]).bool(), "rollout": torch.tensor(batch.rollout_log_probs_R[r : r + m]).double(),
+            "mask": torch.tensor(batch.loss_mask_R[r : r + m]).bool(),
+            "rollout": torch.tensor(batch.rollout_log_probs_R[r : r + m]).double(),
         })  # fmt: skip
         t, r = t + n, r + m
     return out
@@ -111,7 +116,7 @@ def response_logits(model, row):
 
 def first_step(folder: pathlib.Path, case: str) -> dict[str, float]:
     """Loss, its parts and the gradient norm of the first step, in float64, one sequence at a time."""
-    name, s, flags, _ = CASES[case]
+    name, s, flags, _ = (CASES | MORE)[case]
     batch = global_batch()
 
     def load(which):
@@ -185,13 +190,10 @@ class Session:
 def steps(session: Session) -> dict[str, list]:
     """Two rollouts of every case; their metrics on the rank that reports."""
     out = {}
-    for case, (name, settings, flags, which) in CASES.items():
-        import time; t=time.time()
+    cases = CASES | MORE if session.layout in ("single", "dp2") else CASES
+    for case, (name, settings, flags, which) in cases.items():
         trainer = session.trainer(name, settings, flags)
-        if session.rank==0: print("TIME",session.layout,case,"make",time.time()-t)
-        t=time.time()
         out[case] = [trainer.train(global_batch(which == "poisoned")) for _ in range(2)]
-        if session.rank==0: print("TIME",session.layout,case,"steps",time.time()-t)
     return out
 
 
@@ -243,14 +245,14 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 def save(session: Session) -> dict:
     """Steps 1 and 2, a checkpoint, steps 3 and 4, all kept for :func:`resume`."""
     trainer, root = session.trainer("tied", CHECKPOINTED, []), session.folder / f"{session.layout}_checkpoints"
-    with contextlib.suppress(FileExistsError):
-        root.mkdir()
+    root.mkdir(exist_ok=True)
     for _ in range(2):
         trainer.train(global_batch())
     checkpoint.save(trainer.args, str(root), 2, trainer.model, trainer.optimizer, trainer.scheduler, MANIFEST)
     at_two = weights(trainer)
     metrics = [trainer.train(global_batch()) for _ in range(2)]
-    torch.save({"at_two": at_two, "metrics": metrics, "at_four": weights(trainer)}, session.folder / f"{session.layout}.{session.rank}.kept")
+    kept = {"at_two": at_two, "metrics": metrics, "at_four": weights(trainer)}
+    torch.save(kept, session.folder / f"{session.layout}.{session.rank}.kept")
     return {"metrics": metrics}
 
 

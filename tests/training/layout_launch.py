@@ -1,11 +1,13 @@
 """Starts ``layout_worker.py`` once a test session and hands out what its ranks found. Imports nothing heavy."""
 
 import atexit
+import contextlib
 import functools
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,15 +23,17 @@ def _folder() -> pathlib.Path:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="slime-layouts-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     environment = os.environ | {
-        "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     with open(folder / "log", "w") as log:
-        process = subprocess.Popen([sys.executable, str(WORKER), str(folder), *JOBS], stdout=log, stderr=log, env=environment, start_new_session=True)
+        command = [sys.executable, str(WORKER), str(folder), *JOBS]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         try:
-            process.wait(timeout=500)
-        except BaseException:
-            os.killpg(process.pid, 9)  # its own session: the worker and its ranks
-            raise
+            process.wait(timeout=800)
+        finally:  # its own session: the worker, its ranks, and the helpers that Megatron's checkpoint writer leaves behind
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return folder
 
 

@@ -21,8 +21,7 @@ DEVICE = hardware.prepare_trainer()
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from megatron.bridge import AutoBridge  # noqa: E402, F401
-from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402, F401
+from megatron.bridge import AutoBridge  # noqa: E402, F401  (imported before the forks, not in each of them)
 
 import attention_cases  # noqa: E402
 import layout_cases  # noqa: E402

@@ -1,0 +1,92 @@
+"""``slime convert``: Hugging Face weights to a genuine Megatron ``torch_dist`` checkpoint, and back."""
+
+import contextlib
+import pathlib
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Hugging Face weights to a Megatron checkpoint, and back.")
+
+PASS = {"allow_extra_args": True, "ignore_unknown_options": True}
+Profiles = Annotated[list[str] | None, typer.Option("--profile", help="A profile with Megatron's architecture options; may be repeated.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the checkpoint that --save holds.")]
+EPILOG = "Megatron's own architecture options (--num-layers and so on) are taken too; most models need none."
+
+
+@app.command(context_settings=PASS, epilog=EPILOG)
+def hf_to_dist(
+    context: typer.Context,
+    hf_checkpoint: Annotated[pathlib.Path, typer.Option("--hf-checkpoint", help="Folder of the Hugging Face model.")],
+    save: Annotated[pathlib.Path, typer.Option("--save", help="Folder to write iter_0000000 into.")],
+    tensor: Annotated[int, typer.Option("--tensor-model-parallel-size", min=1, help="Tensor parallel ranks that write it.")] = 1,
+    pipeline: Annotated[int, typer.Option("--pipeline-model-parallel-size", min=1, help="Pipeline ranks that write it.")] = 1,
+    profile: Profiles = None,
+    force: Force = False,
+) -> None:
+    """Write the model as a Megatron torch_dist checkpoint, which loads in any parallel layout."""
+    from slime_cli.weights import convert
+
+    megatron = _megatron(context.args, profile or [])
+    with _screen() as say:
+        target = convert.hf_to_dist(
+            hf_checkpoint, save, tensor=tensor, pipeline=pipeline, megatron=megatron, force=force, say=say
+        )  # fmt: skip
+        say(f"done: {target} ({_size(target)})")
+
+
+@app.command(context_settings=PASS, epilog=EPILOG)
+def dist_to_hf(
+    context: typer.Context,
+    load: Annotated[pathlib.Path, typer.Option("--load", help="An iter_NNNNNNN folder, or the folder above it: the newest.")],
+    save: Annotated[pathlib.Path, typer.Option("--save", help="Folder to write the Hugging Face model into.")],
+    origin: Annotated[
+        pathlib.Path | None, typer.Option("--origin-hf-dir", help="Config and tokenizer from here [the model it came from].")
+    ] = None,
+    profile: Profiles = None,
+    force: Force = False,
+) -> None:
+    """Write the weights of a Megatron torch_dist checkpoint as a Hugging Face model."""
+    from slime_cli.weights import convert
+
+    megatron = _megatron(context.args, profile or [])
+    with _screen() as say:
+        target, iteration = convert.dist_to_hf(load, save, origin=origin, megatron=megatron, force=force, say=say)
+        say(f"done: {target} ({_size(target)}), weights of iteration {iteration}")
+
+
+def _megatron(words: list[str], profiles: list[str]) -> dict[str, Any]:
+    """Megatron options by dest: those of profiles, over them those of the command line. Anything else is an error."""
+    from slime_cli.errors import UsageError
+    from slime_cli.options import layers
+    from slime_cli.options.profiles import load
+    from slime_cli.options.spec import UNSET
+
+    found: dict[str, Any] = {}
+    for name in profiles:
+        found |= {dest: value for (section, dest), value in load(name).layer.items() if section == "megatron"}
+    for (section, dest), value in layers.from_argv(words, "convert").items():
+        if section != "megatron":
+            raise UsageError(f"`slime convert` does not read {words[0] if len(words) < 3 else dest}", "`slime convert --help` lists what it reads")
+        found[dest] = value
+    return {dest: value for dest, value in found.items() if value is not UNSET and dest not in _NOT_ARCHITECTURE}
+
+
+_NOT_ARCHITECTURE = {"attention_dropout", "hidden_dropout", "use_rotary_position_embeddings"}
+"""Of a model profile, but without a part in what the weights are."""
+
+
+@contextlib.contextmanager
+def _screen():
+    """Yields ``say``; on a terminal a spinner turns meanwhile."""
+    from slime_cli.screen import Screen
+
+    screen = Screen()
+    spinner = screen.console.status("converting") if screen.console.is_terminal else contextlib.nullcontext()
+    with spinner:
+        yield screen.say
+
+
+def _size(folder: pathlib.Path) -> str:
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

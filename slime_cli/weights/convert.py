@@ -1,0 +1,303 @@
+"""HF checkpoint <-> Megatron ``torch_dist`` checkpoint, in processes of their own. Torch-free here.
+
+:func:`hf_to_dist` and :func:`dist_to_hf` check everything that can be checked from files, start one process a rank
+(``python -m slime_cli.convert_rank``), and put the result in place only when every rank has ended well: a failed conversion
+leaves nothing behind. Called by ``slime convert`` and, for a checkpoint that is not HF yet, by ``slime sync``.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from slime_cli import errors, manifests
+from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
+from slime_cli.hardware import device as hardware
+from slime_cli.options import catalogue
+from slime_cli.options.spec import to_words
+from slime_cli.serving.process import free_port, local_environment
+from slime_cli.weights import architecture
+from slime_cli.weights.describe import checkpoint_manifest
+
+DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
+LAST_LINES = 12
+Say = Callable[[str], None]
+
+
+def hf_to_dist(
+    hf_checkpoint: str | os.PathLike, save: str | os.PathLike, *, tensor: int = 1, pipeline: int = 1,
+    megatron: dict[str, Any] | None = None, force: bool = False, say: Say = lambda text: None,
+) -> pathlib.Path:  # fmt: skip
+    """Writes ``save/iter_0000000`` and returns it. ``megatron``: options by dest beyond those that follow from the config."""
+    source, save = pathlib.Path(hf_checkpoint).resolve(), pathlib.Path(save).resolve()
+    args = _architecture(source, megatron or {})
+    _check_weights(source)
+    _check_layout(args, tensor, pipeline)
+    _check_target(save, force)
+    say(f"hashing {source}")
+    dtype = _trainer_dtype(architecture.read_config(str(source)))
+    layout = {"tensor": tensor, "pipeline": pipeline, "data": 1, "context": 1, "expert": 1}
+    manifest = checkpoint_manifest(source, iteration=0, dtype=dtype, layout=layout)
+    manifest = msgspec.structs.replace(manifest, megatron_args=args)
+    with _building(save) as building:
+        _ranks(
+            {
+                "kind": "hf_to_dist", "hf": str(source), "target": str(building), "dtype": dtype, "argv": _argv(source, args),
+                "tensor": tensor, "pipeline": pipeline, "manifest": msgspec.to_builtins(manifest),
+            },
+            say,
+        )  # fmt: skip
+        shutil.rmtree(save / "iter_0000000", ignore_errors=True)
+        _move_into(building, save)
+    return save / "iter_0000000"
+
+
+def dist_to_hf(
+    load: str | os.PathLike, save: str | os.PathLike, *, origin: str | os.PathLike | None = None,
+    megatron: dict[str, Any] | None = None, force: bool = False, say: Say = lambda text: None,
+) -> tuple[pathlib.Path, int]:  # fmt: skip
+    """Writes an HF checkpoint with the weights of ``load`` and the other files of ``origin``; the folder and the iteration.
+
+    ``load`` is an ``iter_NNNNNNN`` folder, or one that holds some: the newest complete one is taken.
+    """
+    checkpoint, save = complete_checkpoint(load), pathlib.Path(save).resolve()
+    manifest = manifests.read(checkpoint / "checkpoint.json", manifests.Checkpoint)
+    if manifest.format != "torch_dist":
+        raise DataError(f"{checkpoint}: format is {manifest.format}, not torch_dist", "there is nothing to convert")
+    source = pathlib.Path(origin or manifest.source).resolve()
+    if not (source / "config.json").is_file():
+        fix = "--origin-hf-dir must be a folder with the HF model it came from" if origin else "say where it is: --origin-hf-dir DIR"
+        raise DataError(f"{source}: no config.json there, and {checkpoint} came from that model", fix)
+    args = _architecture(source, manifest.megatron_args | (megatron or {}), blame=str(checkpoint))
+    _check_target(save, force)
+    config = architecture.read_config(str(source))
+    say(f"hashing {checkpoint}")
+    with ThreadPoolExecutor() as pool:
+        files = sorted(p for p in checkpoint.iterdir() if p.is_file())
+        hashes = dict(zip((p.name for p in files), pool.map(_hash, files), strict=True))
+    out = msgspec.structs.replace(
+        manifest, format="hf", source=str(checkpoint), source_hashes=hashes, megatron_args=args, dtype=_hf_dtype(config),
+        layout=dict.fromkeys(manifest.layout, 1),
+    )  # fmt: skip
+    with _building(save) as building:
+        job = {
+            "kind": "dist_to_hf", "hf": str(source), "load": str(checkpoint), "target": str(building / "hf"), "tensor": 1, "pipeline": 1,
+            "dtype": "float32" if hardware.find().kind == "cpu" else manifest.dtype, "hf_dtype": out.dtype, "argv": _argv(source, args),
+        }  # fmt: skip
+        _ranks(job, say)
+        _finish_hf(building / "hf", config)
+        _clear_weights(save)
+        _move_into(building / "hf", save)
+        manifests.write(save / "checkpoint.json", out)
+    return save, manifest.iteration
+
+
+def as_hf(source: str | os.PathLike, target: str | os.PathLike, *, say: Say) -> tuple[pathlib.Path, int]:
+    """:func:`dist_to_hf` over whatever an earlier call left at ``target``."""
+    return dist_to_hf(source, target, force=True, say=say)
+
+
+def complete_checkpoint(path: str | os.PathLike) -> pathlib.Path:
+    """The checkpoint folder that ``path`` is, or the newest complete one in it. Raises DataError for neither."""
+    path = pathlib.Path(path).resolve()
+    if (path / "checkpoint.json").is_file():
+        return path
+    found = sorted(path.glob("iter_*/checkpoint.json"))
+    if not found:
+        raise DataError(f"{path}: no complete checkpoint there (checkpoint.json is missing)", "give an iter_NNNNNNN folder, or the one above")
+    return found[-1].parent
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def _architecture(source: pathlib.Path, given: dict[str, Any], blame: str = "the options") -> dict[str, Any]:
+    """Megatron's options for the model in ``source``, ``given`` included. Raises DataError when they are not known or differ."""
+    config = architecture.read_config(str(source))
+    derived = architecture.megatron_args(config)
+    if derived is None and "num_layers" not in given:
+        name = (config.get("architectures") or ["none"])[0]
+        raise DataError(
+            f"{source / 'config.json'}: architecture {name} is not supported",
+            f"supported: {', '.join(sorted(architecture.DENSE))}; for another, give Megatron's options (--num-layers and so on) or a --profile",
+        )
+    for name, value in (derived or {}).items():
+        if name in given and given[name] != value:
+            raise DataError(f"{blame}: {name} is {given[name]}, {source / 'config.json'} makes it {value}", "they belong to different models")
+    return (derived or {}) | given
+
+
+def _check_weights(source: pathlib.Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(source.glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{source}: no *.safetensors", "save the model with transformers' save_pretrained")
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{file}: {error}", "the file is damaged; download or export it again") from None
+
+
+def _check_layout(args: dict[str, Any], tensor: int, pipeline: int) -> None:
+    for flag, size, names in (
+        ("--tensor-model-parallel-size", tensor, ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size")),
+        ("--pipeline-model-parallel-size", pipeline, ("num_layers",)),
+    ):
+        if size < 1:
+            raise UsageError(f"{flag} {size}: must be at least 1")
+        for name in names:
+            if args.get(name) is not None and args[name] % size:
+                raise UsageError(f"{flag} {size} does not divide the model's {name}, {args[name]}", "a checkpoint loads in any layout: 1 always fits")
+    device = hardware.find()
+    if device.kind == "cuda" and tensor * pipeline > device.count:
+        raise UsageError(
+            f"{tensor} x {pipeline} ranks need as many GPUs, this machine has {device.count}",
+            "a checkpoint loads in any layout: leave the sizes out, or hide the GPUs (CUDA_VISIBLE_DEVICES=) to convert on the CPU",
+        )
+
+
+def _check_target(save: pathlib.Path, force: bool) -> None:
+    if save.exists() and not save.is_dir():
+        raise UsageError(f"--save {save}: is a file", "give a folder")
+    if save.is_dir() and any(save.iterdir()) and not force:
+        raise UsageError(f"--save {save}: not empty", "give another folder, or --force to replace the checkpoint in it")
+
+
+def _trainer_dtype(config: dict[str, Any]) -> str:
+    return "float32" if hardware.find().kind == "cpu" or _hf_dtype(config) == "float32" else "bfloat16"
+
+
+def _hf_dtype(config: dict[str, Any]) -> str:
+    return DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", "bfloat16")
+
+
+def _argv(source: pathlib.Path, args: dict[str, Any]) -> list[str]:
+    derived = architecture.megatron_args(architecture.read_config(str(source))) or {}
+    table = catalogue.load("megatron")
+    more = [word for dest, value in args.items() if dest not in derived for word in to_words(table.option_for(dest, value), value)]
+    return architecture.argv(derived) + more
+
+
+def _hash(path: pathlib.Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _building(save: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder on the disk of ``save`` that is gone afterwards."""
+    try:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        building = pathlib.Path(tempfile.mkdtemp(dir=save.parent, prefix=f".{save.name}."))
+    except OSError as error:
+        raise UsageError(f"--save {save}: {error.strerror}", "give a folder that you may write to") from None
+    try:
+        yield building
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _move_into(building: pathlib.Path, save: pathlib.Path) -> None:
+    """The checkpoint's folders first, Megatron's tracker file after them."""
+    save.mkdir(exist_ok=True)
+    for path in sorted(building.iterdir(), key=lambda p: (p.is_file(), p.name)):
+        os.replace(path, save / path.name)
+
+
+def _clear_weights(save: pathlib.Path) -> None:
+    for pattern in ("checkpoint.json", "manifest.json", "*.safetensors", "model.safetensors.index.json"):
+        for path in save.glob(pattern):
+            path.unlink()
+
+
+def _finish_hf(folder: pathlib.Path, config: dict[str, Any]) -> None:
+    """transformers finds shards by an index; slime's version manifest is for published weights and does not belong here."""
+    tensors = manifests.read(folder / "manifest.json", manifests.Weights).tensors
+    (folder / "manifest.json").unlink()
+    shards = sorted({tensor.file for tensor in tensors.values()})
+    if len(shards) == 1:
+        os.replace(folder / shards[0], folder / "model.safetensors")
+        (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+        return
+    total = sum((folder / shard).stat().st_size for shard in shards)
+    index = {"metadata": {"total_size": total}, "weight_map": {name: tensor.file for name, tensor in tensors.items()}}
+    manifests.write_json(folder / "model.safetensors.index.json", index)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def _ranks(job: dict[str, Any], say: Say) -> None:
+    """Runs ``job`` on all its ranks. Raises what a rank raised, or EngineError with the last lines of the first that died."""
+    with tempfile.TemporaryDirectory(prefix="slime-convert-") as name:
+        folder = pathlib.Path(name)
+        (folder / "job.json").write_text(json.dumps(job))
+        world = job["tensor"] * job["pipeline"]
+        port, threads = free_port(), max(1, (os.cpu_count() or 1) // world)
+        say(f"starting {world} Megatron process{'es' if world > 1 else ''}")
+        processes = []
+        try:
+            for rank in range(world):
+                more = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+                more |= {"OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+                environment = local_environment() | {key: str(value) for key, value in more.items()}
+                root = str(pathlib.Path(__file__).parents[2])
+                environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
+                with open(folder / f"{rank}.log", "wb") as log:
+                    command = [sys.executable, "-m", "slime_cli.convert_rank", str(folder), str(os.getpid())]
+                    processes.append(
+                        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
+                    )
+            _wait(processes, folder, say)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+
+
+def _wait(processes: list[subprocess.Popen], folder: pathlib.Path, say: Say) -> None:
+    told = 0
+    while True:
+        codes = [process.poll() for process in processes]
+        phases = (folder / "phases").read_text().splitlines() if (folder / "phases").exists() else []
+        for phase in phases[told:]:
+            say(phase)
+        told = len(phases)
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed:
+            time.sleep(0.3)  # the first to die may not be the first to be seen; the cause is the rank that said something
+            raise _failure(folder, failed[0], codes[failed[0]])
+        if all(code == 0 for code in codes):
+            return
+        time.sleep(0.05)
+
+
+def _failure(folder: pathlib.Path, rank: int, code: int) -> SlimeError:
+    said = sorted(folder.glob("*.error.json"))
+    if said:
+        found = json.loads(said[0].read_text())
+        return getattr(errors, found["kind"])(found["message"], found["fix"])
+    lines = [line for line in (folder / f"{rank}.log").read_text(errors="replace").splitlines() if line.strip()]
+    last = "\n  ".join(lines[-LAST_LINES:]) or "(it wrote nothing)"
+    return EngineError(
+        f"Megatron process {rank} ended with {f'signal {-code}' if code < 0 else f'status {code}'}; its last lines:\n  {last}",
+        "the last line names the cause; `slime doctor --hf-checkpoint DIR` checks the model",
+    )

@@ -1,0 +1,51 @@
+"""`slime train` killed with -9 at several points and started again: nothing trained twice, nothing lost."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from slime_cli.tracing.ledger import balanced, ledgers
+from tests.end_to_end.conftest import SMALL, slime, start
+
+
+def _lines(path):
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def _kill_when(process, reached, deadline=240):
+    end = time.time() + deadline
+    while not reached():
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.time() < end
+        time.sleep(0.02)
+    time.sleep(random.random() * 0.3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.timeout(900)
+def test_killed_at_several_points_a_run_trains_every_sample_once(served, tmp_path):
+    run = tmp_path / "run"
+    words = ("train", "--profile", SMALL, "--run-dir", run, "--rollout-endpoint", served / "endpoint.json")
+    points = [
+        lambda: _lines(run / "metrics.jsonl") >= 1,  # in the first stage
+        lambda: (run / "grpo" / "rollouts" / "000001" / "samples.parquet").exists(),  # a batch is made, not committed
+        lambda: _lines(run / "metrics.jsonl") >= 5,  # around the save after four rollouts
+    ]
+    for point in points:
+        _kill_when(start(*words, log=tmp_path / "out.log"), point)
+        assert all(part.trained_twice == 0 for part in ledgers(run).values())
+    done = slime(*words)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    parts = ledgers(run)
+    assert balanced(parts)
+    assert {name: (p.dispatched, p.trained, p.in_flight, p.dropped) for name, p in parts.items()} == {
+        "sft": (128, 128, {}, {}), "grpo": (160, 160, {}, {}),
+    }  # fmt: skip
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps_by_stage"] == {"sft": 8, "grpo": 10} and summary["engines_verified"] is True
+    assert json.loads((run / "run.json").read_text())["attempt"] == len(points) + 1

@@ -1,0 +1,46 @@
+"""Packed attention and split-vocabulary log-probabilities against float64 references (cases in ``attention_cases.py``).
+
+They run in ``layout_worker.py``'s process: importing Megatron redirects torch for the rest of a process's life.
+"""
+
+import layout_launch
+import pytest
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def cases():
+    (rank,) = layout_launch.ranks("single")
+    return rank["attention"]
+
+
+@pytest.mark.parametrize("heads", ["mha", "gqa", "mqa"])
+@pytest.mark.parametrize("lengths", ["one", "ones", "ragged", "powers", "long_and_short", "many"])
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-12), ("float32", 1e-5)])
+def test_packed_attention_is_attention_over_each_sequence_alone(cases, lengths, heads, dtype, tolerance):
+    got = cases[f"{lengths}-{heads}-{dtype}"]
+    assert got["out"] < tolerance and got["gradient"] < tolerance
+
+
+def test_attention_without_packing(cases):
+    assert cases["unpacked"]["out"] < 1e-12
+
+
+def test_rectangles_hold_every_token_once_and_at_most_double_them(cases):
+    assert cases["places"]["wrong"] == 0
+    assert cases["places"]["padding"] < 2
+
+
+def test_sequences_of_a_pack_do_not_see_one_another(cases):
+    assert cases["isolation"]["out"] == 0
+
+
+@pytest.mark.parametrize("layout", ["single", "tp2"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
+@pytest.mark.parametrize("what", ["log_probs", "entropy"])
+def test_log_probs_and_entropy_over_a_split_vocabulary(layout, temperature, what):
+    for rank in layout_launch.ranks(layout):
+        got = rank["log_probs"][f"{what}-{temperature}"]
+        assert got["value"] < 1e-5 and got["gradient"] < 1e-5
+        assert got["overwritten"] == 0

@@ -1,0 +1,90 @@
+"""A step is the same in every layout and packing, and is what float64 autograd over transformers says it is.
+
+One fixed batch (``layout_cases.py``) trained by genuine Megatron on the CPU; fp32 throughout.
+"""
+
+import layout_launch
+import pytest
+
+pytestmark = pytest.mark.timeout(900)
+
+TOLERANCE = 1e-5
+COMPARED = (
+    "loss", "pg_loss", "kl_loss", "entropy", "log_probs", "ppo_kl", "train_rollout_logprob_abs_diff", "grad_norm", "lr", "tokens", "steps",
+)  # fmt: skip
+EVERYWHERE = ["grpo", "grpo_packed_small", "grpo_per_token", "grpo_untied", "grpo_two_steps_a_rollout", "sft"]
+ALSO_DP2 = [
+    "grpo_static", "grpo_oversize_isolated", "grpo_per_token_packed_small", "grpo_rollout_log_probs",
+    "grpo_rollout_log_probs_nan_where_masked", "sft_packed_small",
+]  # fmt: skip
+LAYOUT_CASES = [(layout, case) for layout in ("tp2", "pp2", "dp2", "dp2_distributed") for case in EVERYWHERE]
+LAYOUT_CASES += [("dp2", case) for case in ALSO_DP2]
+
+
+def assert_same(got: list[dict], want: list[dict]) -> None:
+    assert len(got) == len(want) == 2
+    for rollout, (a, b) in enumerate(zip(got, want)):
+        for name in COMPARED:
+            assert (name in a) == (name in b)
+            if name in a:
+                assert a[name] == pytest.approx(b[name], rel=TOLERANCE, abs=TOLERANCE), f"{name} of rollout {rollout}"
+
+
+@pytest.mark.parametrize("case", ["grpo", "grpo_per_token", "grpo_untied", "grpo_rollout_log_probs", "sft"])
+def test_the_first_step_is_what_float64_autograd_says(case):
+    (reference,) = layout_launch.ranks("make")
+    got = layout_launch.reported("single")[case][0]
+    for name, want in reference[case].items():
+        assert got[name] == pytest.approx(want, rel=TOLERANCE, abs=TOLERANCE), name
+
+
+@pytest.mark.parametrize("layout, case", LAYOUT_CASES)
+def test_a_layout_trains_as_one_process_does(layout, case):
+    assert_same(layout_launch.reported(layout)[case], layout_launch.reported("single")[case])
+
+
+@pytest.mark.parametrize(
+    "case, other",
+    [
+        ("grpo_packed_small", "grpo"),
+        ("grpo_static", "grpo"),
+        ("grpo_oversize_isolated", "grpo"),
+        ("grpo_per_token_packed_small", "grpo_per_token"),
+        ("sft_packed_small", "sft"),
+    ],
+)
+def test_packing_does_not_change_a_step(case, other):
+    steps = layout_launch.reported("single")
+    assert_same(steps[case], steps[other])
+
+
+@pytest.mark.parametrize("layout", ["single", "dp2"])
+def test_nan_and_inf_where_masked_change_nothing(layout):
+    steps = layout_launch.reported(layout)
+    assert steps["grpo_rollout_log_probs_nan_where_masked"] == steps["grpo_rollout_log_probs"]
+
+
+def test_the_cases_are_not_trivial():
+    """Weights move, the reference differs, the clip acts: equal numbers above mean something."""
+    steps = layout_launch.reported("single")
+    first, second = steps["grpo"]
+    assert first["kl_loss"] > 0.01 and abs(second["log_probs"] - first["log_probs"]) > 1e-3
+    assert steps["grpo_two_steps_a_rollout"][0]["pg_clipfrac"] > 0
+    assert abs(steps["grpo"][0]["grad_norm"] - steps["grpo_per_token"][0]["grad_norm"]) > 1e-3
+
+
+@pytest.mark.parametrize("layout", layout_launch.SAVING)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(layout):
+    for rank in layout_launch.ranks(f"{layout}:resume"):
+        got = rank["resume"]
+        assert got["complete"] == [2] and got["iteration"] == 2
+        assert got["differing_at_two"] == 0
+        assert got["metrics_equal"] and got["differing_at_four"] == 0
+
+
+@pytest.mark.parametrize("layout", layout_launch.SAVING)
+def test_loading_weights_only_starts_a_fresh_optimizer(layout):
+    for rank in layout_launch.ranks(f"{layout}:resume"):
+        got = rank["resume"]
+        assert got["weights_only_differing"] == 0
+        assert got["weights_only_first_step_equal"] and got["weights_only_is_not_a_resume"]
