@@ -19,7 +19,7 @@ with open(sys.argv[1], "w") as out:
     print(*(w for w in wanted if not w.startswith("megatron-bridge")), *runtime_of_bridge, sep="\n", file=out)
 PYTHON
 bridge=$(grep -o 'megatron-bridge==[0-9.]*' pyproject.toml)
-uv pip compile --quiet --python-version 3.12 --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --no-emit-index-url \
+uv pip compile --quiet --python-version 3.12 --python-platform x86_64-manylinux_2_34 --no-header --no-annotate --no-emit-index-url \
     --no-emit-find-links "$work/wanted.in" -o "$work/resolved.txt"
 { grep -E '^[A-Za-z0-9]' "$work/resolved.txt"; echo "$bridge"; } | LC_ALL=C sort > ci/lock-cuda.txt
 

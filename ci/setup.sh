@@ -59,8 +59,10 @@ if [ ! -x .venv/bin/uv ] && ! twice "$python" -m pip install --quiet uv; then
     say "no uv to be had: pip does it, more slowly"
 fi
 install() {
-    if [ -x .venv/bin/uv ]; then
+    if [ -x .venv/bin/uv ] && [ -t 2 ]; then
         .venv/bin/uv pip install --python "$python" --no-deps "$@"
+    elif [ -x .venv/bin/uv ]; then  # what is downloaded, without the list of all packages at the end
+        .venv/bin/uv pip install --python "$python" --no-deps "$@" 2>&1 | sed -u '/^ [+-] /d'
     else
         "$python" -m pip install --no-deps --progress-bar off "$@"
     fi

@@ -40,7 +40,10 @@ def _dispatch(argv: list[str]) -> int:
     try:
         code = command.main(argv, prog_name="slime", standalone_mode=False)
     except typer.exceptions.TyperException as error:
-        if type(error).__name__ != "NoArgsIsHelpError":  # that one has printed the help
+        if type(error).__name__ == "NoArgsIsHelpError":
+            if text := error.format_message():  # empty where rich has printed the help already
+                print(text)
+        else:
             context = getattr(error, "ctx", None)
             _say(error.format_message(), f"see `{context.command_path if context else 'slime'} --help`")
         return error.exit_code

@@ -123,6 +123,7 @@ _USAGE = {
         [
             ("--profile NAME", "A profile by name or .yaml file; may be repeated, later ones win, flags win over all."),
             ("--dry-run", "Print the resolved options, the layout and the memory estimate, and exit."),
+            ("--verbose", "With --dry-run: options at their defaults too."),
         ],
     ),
     "serve-rollout": (

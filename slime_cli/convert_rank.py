@@ -63,7 +63,7 @@ def convert(job: dict[str, Any], rank: int, say: Callable[[str], None]) -> None:
     args = megatron.parse(base + job["argv"] + layout + weights, rank, job["tensor"] * job["pipeline"])
     megatron.initialise(args, device)
     megatron.begin_stage(args)
-    say("building the model")
+    say("building the model, importing megatron-bridge")
     model = get_model(provider, ModelType.encoder_or_decoder, wrap_with_ddp=False)
     bridge = Bridge(job["hf"], args.params_dtype)
     with torch.no_grad():

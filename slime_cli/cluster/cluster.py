@@ -9,7 +9,7 @@ import os
 import pathlib
 from typing import Any
 
-from slime_cli.errors import EngineError
+from slime_cli.errors import EngineError, SlimeError
 from slime_cli.hardware import device as hardware
 from slime_cli.serving.engine import Engine, EngineSpec
 from slime_cli.cluster.trainer_actor import TrainerRank
@@ -123,8 +123,9 @@ class Trainers:
         try:
             return self.ray.get(references)
         except self.ray.exceptions.RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, Exception) else error
-            raise cause from None
+            if isinstance(error.cause, SlimeError):
+                raise error.cause from None
+            raise EngineError(f"the trainer failed: {error}", "the same command resumes from the last commit") from None
         except self.ray.exceptions.RayActorError as error:
             raise EngineError(f"a trainer rank died: {error}", "the same command resumes from the last commit") from None
 

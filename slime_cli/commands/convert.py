@@ -58,7 +58,7 @@ def dist_to_hf(
 def _megatron(words: list[str], profiles: list[str]) -> dict[str, Any]:
     """Megatron options by dest: those of profiles, over them those of the command line. Anything else is an error."""
     from slime_cli.errors import UsageError
-    from slime_cli.options import layers
+    from slime_cli.options import layers, own
     from slime_cli.options.profiles import load
     from slime_cli.options.spec import UNSET
 
@@ -67,7 +67,8 @@ def _megatron(words: list[str], profiles: list[str]) -> dict[str, Any]:
         found |= {dest: value for (section, dest), value in load(name).layer.items() if section == "megatron"}
     for (section, dest), value in layers.from_argv(words, "convert").items():
         if section != "megatron":
-            raise UsageError(f"`slime convert` does not read {words[0] if len(words) < 3 else dest}", "`slime convert --help` lists what it reads")
+            flag = own.by_dest()[dest].flag if section == "slime" else f"--{section}-{dest.replace('_', '-')}"
+            raise UsageError(f"`slime convert` does not read {flag}", "leave it out: only Megatron's architecture options are passed on")
         found[dest] = value
     return {dest: value for dest, value in found.items() if value is not UNSET and dest not in _NOT_ARCHITECTURE}
 

@@ -6,7 +6,6 @@ reaches the owner alone, which then stops its children in order.
 """
 
 import collections
-import ctypes
 import os
 import pathlib
 import signal
@@ -14,14 +13,9 @@ import socket
 import subprocess
 
 from slime_cli.errors import UsageError
+from slime_cli.process_signals import die_with_parent
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-
-
-def _die_with_owner() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Server:
@@ -33,7 +27,7 @@ class Server:
         with open(log, "ab") as out:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True, preexec_fn=_die_with_owner,
+                start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
 
     @property

@@ -15,6 +15,7 @@ import torch
 
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
+from slime_cli.process_signals import die_with_parent
 
 
 def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
@@ -68,6 +69,8 @@ def initialise(args, device: hardware.Device) -> None:
     """Process groups, seeds and Megatron's globals. ``MASTER_ADDR`` and ``MASTER_PORT`` must be set."""
     from megatron.core import mpu
 
+    # Megatron's checkpoint writer forks a helper, which must not outlive a trainer that is killed.
+    os.register_at_fork(after_in_child=die_with_parent)
     if device.kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.distributed.init_process_group(device.backend, rank=args.rank, world_size=args.world_size)

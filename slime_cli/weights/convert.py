@@ -30,7 +30,6 @@ from slime_cli.serving.process import free_port, local_environment
 from slime_cli.weights import architecture
 from slime_cli.weights.describe import checkpoint_manifest
 
-DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
 LAST_LINES = 12
 Say = Callable[[str], None]
 
@@ -132,10 +131,16 @@ def _architecture(source: pathlib.Path, given: dict[str, Any], blame: str = "the
             f"{source / 'config.json'}: architecture {name} is not supported",
             f"supported: {', '.join(sorted(architecture.DENSE))}; for another, give Megatron's options (--num-layers and so on) or a --profile",
         )
+    if derived is not None:
+        given = {_DERIVED_AS.get(name, name): value for name, value in given.items() if (name, value) != ("add_bias_linear", False)}
     for name, value in (derived or {}).items():
         if name in given and given[name] != value:
             raise DataError(f"{blame}: {name} is {given[name]}, {source / 'config.json'} makes it {value}", "they belong to different models")
     return (derived or {}) | given
+
+
+_DERIVED_AS = {"layernorm_epsilon": "norm_epsilon"}
+"""Where Megatron's parser stores an option by another name than that of its flag, which is what is derived."""
 
 
 def _check_weights(source: pathlib.Path) -> None:
@@ -178,11 +183,13 @@ def _check_target(save: pathlib.Path, force: bool) -> None:
 
 
 def _trainer_dtype(config: dict[str, Any]) -> str:
-    return "float32" if hardware.find().kind == "cpu" or _hf_dtype(config) == "float32" else "bfloat16"
+    """What Megatron holds the weights in: bfloat16 where they are and the device trains in it, else float32, which is exact."""
+    return "bfloat16" if hardware.find().kind == "cuda" and _hf_dtype(config) == "bfloat16" else "float32"
 
 
 def _hf_dtype(config: dict[str, Any]) -> str:
-    return DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", "bfloat16")
+    """The dtype that the config promises of its weights."""
+    return config.get("dtype") or config.get("torch_dtype") or "float32"
 
 
 def _argv(source: pathlib.Path, args: dict[str, Any]) -> list[str]:
