@@ -60,7 +60,7 @@ class Stage:
         first = committed.rollout_id + 1 if committed else 0
         self.step = committed.step if committed else 0
         self.seconds_before = self.journal.get("seconds", 0.0)
-        if first >= total and self._evaluated(self.step):
+        if self.journal.get("finished"):
             self.say(f"{self.name}: already finished at step {self.step}")
             self.version = version_name(self.step)
             return
@@ -70,12 +70,19 @@ class Stage:
             self._publish()
             if not self.s["skip_eval_before_train"] and not first:
                 self._evaluate()
+        if self.journal.get("stopped"):
+            first = total
         with self.conductor.screen.progress(self.name, total, first) as advance:
             for rollout_id in range(first, total):
-                advance(1, self._rollout(rollout_id, last=rollout_id == total - 1))
+                line = self._rollout(rollout_id, last=rollout_id == total - 1)
+                advance(1, self._note(line))
+                if self._low_enough(line):
+                    self.say(f"{self.name}: loss {line['train/loss']:.3f} reached --stop-at-loss at step {self.step}")
+                    break
         if self.policy:
             self._evaluate()
         self.journal.put("seconds", self.seconds())
+        self.journal.put("finished", True)
 
     def seconds(self) -> float:
         """Of this stage, over all attempts (an attempt that was killed counts up to its last commit)."""
@@ -159,7 +166,7 @@ class Stage:
 
     # -- one rollout ------------------------------------------------------------------------------------------------
 
-    def _rollout(self, rollout_id: int, last: bool) -> str:
+    def _rollout(self, rollout_id: int, last: bool) -> dict:
         begun = time.time()
         with self.span("step", stage=self.name, rollout_id=rollout_id):
             samples, dropped = self._batch(rollout_id)
@@ -168,9 +175,11 @@ class Stage:
             for part in packing.split_steps(len(samples), self.s["num_steps_per_rollout"] or 1):
                 self.step += 1
                 self.uncommitted.append((self.step, rollout_id, version_name(self.step), [samples[i].index for i in part]))
-            due = last or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0
+            due = last or self._low_enough({f"train/{k}": v for k, v in found.items()}) or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0
             if due:
                 self._commit()
+                if self._low_enough({f"train/{k}": v for k, v in found.items()}):
+                    self.journal.put("stopped", rollout_id)
             if self.policy:
                 self._publish()
             line = self._line(rollout_id, samples, dropped, found, time.time() - begun)
@@ -178,9 +187,19 @@ class Stage:
         interval = self.s["eval_interval"]
         if self.policy and interval and (rollout_id + 1) % interval == 0 and not last:
             self._evaluate()
+        return line
+
+    def _note(self, line: dict) -> str:
+        """What the progress bar says of a rollout."""
         if self.policy:
-            return f"reward {line['reward_mean']:.3f}  grad {found['grad_norm']:.2f}  diff {found['train_rollout_logprob_abs_diff_max']:.1e}"
-        return f"loss {found['loss']:.3f}"
+            diff = line["train/train_rollout_logprob_abs_diff_max"]
+            return f"reward {line['reward_mean']:.3f}  grad {line['train/grad_norm']:.2f}  logprob diff {diff:.1e}"
+        return f"loss {line['train/loss']:.3f}"
+
+    def _low_enough(self, line: dict) -> bool:
+        """``--stop-at-loss`` is reached."""
+        target = self.s["stop_at_loss"]
+        return not self.policy and target is not None and line["train/loss"] <= target
 
     def _batch(self, rollout_id: int) -> tuple[list[Sample], collections.Counter]:
         """This rollout's samples in training order: from its file when an earlier attempt made it, else new ones."""
@@ -304,9 +323,6 @@ class Stage:
 
     def _eval_path(self, step: int) -> pathlib.Path:
         return self.folder / "eval" / f"{step:06d}.json"
-
-    def _evaluated(self, step: int) -> bool:
-        return not self.policy or not self.s["eval_prompt_data"] or self._eval_path(step).exists()
 
     def _evaluate(self) -> None:
         data, path = self.s["eval_prompt_data"], self._eval_path(self.step)

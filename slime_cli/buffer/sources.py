@@ -4,6 +4,7 @@
 ``reasoning-gym:TASK?arg=value``; each may end in ``@[start:end:step]``, which counts good rows as a Python list would.
 """
 
+import functools
 import pathlib
 
 from slime_cli.buffer.source_base import BadRow, PromptSource, RowContract, nearest, require_path, split_slice
@@ -17,6 +18,7 @@ KINDS = "FILE.jsonl, FILE.parquet, a folder of datasets.save_to_disk, datasets:.
 SCHEMES = ("datasets", "reasoning-gym")
 
 
+@functools.cache  # a command checks its data before it starts anything, and opens it again when a stage begins
 def open_source(
     uri: str,
     *,

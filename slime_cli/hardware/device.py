@@ -46,10 +46,12 @@ def find() -> Device:
 def prepare_trainer() -> Device:
     """Makes this process able to run Megatron on what the machine has; call before anything imports megatron."""
     device = find()
-    if device.kind == "cpu":
-        from slime_cli.hardware.cpu import redirect
+    from slime_cli.hardware.cpu import redirect
 
+    if device.kind == "cpu":
         redirect.install()
+    else:
+        redirect.stand_in_for_transformer_engine()
     return device
 
 

@@ -35,6 +35,7 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:
+            os.fchmod(file.fileno(), 0o644)  # mkstemp gives a file to its owner alone; other stages read it
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -38,7 +38,7 @@ MANAGED: dict[str, dict[str, str]] = {
         "host": _PLACED,
         "port": _PLACED,
         "nccl_port": _PLACED,
-        "nnodes": f"{_PLACED}: --rollout-num-gpus-per-engine with --num-gpus-per-node",
+        "nnodes": f"{_PLACED}: --rollout-num-gpus-per-engine",
         "node_rank": _PLACED,
         "dist_init_addr": _PLACED,
         "base_gpu_id": _PLACED,

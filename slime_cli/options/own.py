@@ -45,7 +45,6 @@ _CLUSTER = (
     ("--actor-num-gpus-per-node", "int", 1, "Trainer ranks on each machine: GPUs, or processes on a CPU."),
     ("--rollout-num-gpus", "int", None, "Devices of all engines together; as many as the trainer's with --colocate."),
     ("--rollout-num-gpus-per-engine", "int", 1, "Devices of one engine, which it uses as tensor parallel ranks."),
-    ("--num-gpus-per-node", "int", 8, "Devices that one machine has, for placing engines."),
     ("--colocate", "flag", False, "Trainer and engines take turns on the same devices."),
 )
 _MODEL = (
@@ -131,6 +130,7 @@ _EVAL = (
 _ALGORITHM = (
     ("--loss-type", "str", "policy_loss", "Reinforcement learning, or supervised training on the rows' answers.",
      {"choices": ("policy_loss", "sft_loss")}),
+    ("--stop-at-loss", "float", None, "End a supervised stage after the first rollout whose mean loss is not above this."),
     ("--advantage-estimator", "str", "grpo", "How rewards become advantages.", {"choices": ("grpo",)}),
     ("--eps-clip", "float", 0.2, "How far the probability ratio may fall below 1."),
     ("--eps-clip-high", "float", None, "How far the ratio may rise above 1; --eps-clip."),
@@ -184,7 +184,7 @@ NATIVE_DEFAULTS: dict[str, dict[str, Any]] = {
 """Section -> dest -> value that slime gives where the user gives none; all else keeps the engine's default."""
 
 SERVE_ROLLOUT = frozenset(
-    "rollout_num_gpus rollout_num_gpus_per_engine num_gpus_per_node hf_checkpoint run_dir "
+    "rollout_num_gpus rollout_num_gpus_per_engine hf_checkpoint run_dir "
     "sglang_router_ip sglang_router_port colocate actor_num_gpus_per_node rollout_seed".split()
 )
 READ_BY: dict[str, tuple[frozenset[str] | None, tuple[str, ...]]] = {

@@ -59,6 +59,9 @@ def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_
     manifest = manifests.read(path / "checkpoint.json", manifests.Checkpoint)
     if manifest.format != "torch_dist":
         raise DataError(f"{path}: format is {manifest.format}, not torch_dist", "slime convert hf-to-dist makes one")
+    tracker = path.parent / "latest_checkpointed_iteration.txt"
+    if manifest.iteration == 0 and tracker.exists() and tracker.read_text().strip() not in ("0", "release"):
+        raise DataError(f"{path}: Megatron cannot load iteration 0 beside later ones", "move it into a folder of its own")
     args.load, args.ckpt_step = str(path.parent), manifest.iteration
     args.finetune = args.no_load_optim = args.no_load_rng = weights_only
     args.exit_on_missing_checkpoint = True

@@ -1,5 +1,6 @@
 """What ``checkpoint.json`` says about the HF model that a checkpoint came from. Torch-free."""
 
+import functools
 import hashlib
 import json
 import os
@@ -11,6 +12,12 @@ from slime_cli.weights import architecture
 
 
 def _hash(path: pathlib.Path) -> str:
+    stat = path.stat()
+    return _hash_of(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.cache  # every save of a run describes the same model
+def _hash_of(path: pathlib.Path, size: int, mtime: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

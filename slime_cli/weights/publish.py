@@ -10,6 +10,7 @@ import pathlib
 import shutil
 from collections.abc import Iterable
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 
@@ -63,7 +64,10 @@ def write(
             checksum=checksum(tensor),
         )  # fmt: skip
     flush()
-    if shards > 1:
+    if shards == 1:  # the name that every loader knows without an index
+        os.replace(target / "model-00000.safetensors", target / "model.safetensors")
+        tensors = {name: msgspec.structs.replace(t, file="model.safetensors") for name, t in tensors.items()}
+    else:
         index = {"metadata": {}, "weight_map": {name: t.file for name, t in tensors.items()}}
         manifests.write_json(target / "model.safetensors.index.json", index)
     manifest = manifests.Weights(version=version, base=None, encoding="full", tensors=tensors, training_step=step, run=run)

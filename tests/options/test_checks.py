@@ -43,7 +43,6 @@ def test_a_sound_run_has_no_warnings():
         ("--eval-prompt-data a --eval-interval 2", "give pairs"),
         ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "not a multiple of"),
         ("--rm-workers 0", "--rm-workers is 0"),
-        ("--save-interval 2", "--save-interval without --save"),
         ("--num-layers 3 --pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2", "--num-layers 3"),
         ("--bf16 --fp16", "--bf16 and --fp16"),
     ],

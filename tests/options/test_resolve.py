@@ -54,7 +54,6 @@ def test_lists_json_and_stored_false():
         ("--train-iters 5", "--num-rollout"),
         ("--rl-partial-rollouts", "Megatron's own RL loop"),
         ("--persistent-save-interval 5", "use --save-interval"),
-        ("--sglang-router-ip 1.2.3.4", "--rollout-endpoint"),
         ("--lr", "--lr needs a value"),
         ("--prompt-data --lr 1", "written --prompt-data=VALUE"),
         ("--lr x", "--lr takes a number, got 'x'"),

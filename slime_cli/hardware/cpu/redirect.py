@@ -88,7 +88,7 @@ def install() -> None:
     megatron_random._get_cuda_rng_state = lambda device="cpu", clone=False, graph_safe=False: torch.get_rng_state()
     megatron_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
     _lists_for_moe()
-    _stand_in_for_transformer_engine()
+    stand_in_for_transformer_engine()
 
 
 def _answer_for_cuda() -> None:
@@ -149,7 +149,7 @@ class _AnyPackage(types.ModuleType):
         return _AnyModule(name, (torch.nn.Module,), {})
 
 
-def _stand_in_for_transformer_engine() -> None:
+def stand_in_for_transformer_engine() -> None:
     """megatron.bridge imports transformer_engine for its LoRA layers; those are the only users of this stand-in.
 
     Megatron decides whether it has Transformer Engine when it is first imported, so that import comes first.
