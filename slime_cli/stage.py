@@ -313,8 +313,8 @@ class Stage:
         folder = publish.folder(self.folder, self.step)
         with self.span("publish"):
             self.trainers.call("publish", str(folder), self.version)
-        urls = self.conductor.engine_urls()
         with self.span("sync"):
+            urls = self.conductor.engine_urls()
             sync.load(urls, folder, self.version)
         with self.span("verify"):
             self.proofs = sync.verify(urls, folder, self.version)

@@ -51,6 +51,8 @@ class TrainBatch:
         """Raises ValueError for a sample whose per-token lists do not fit, or when only some have log-probabilities."""
         for sample in samples:
             sample.check()
+            if sample.response_length == len(sample.tokens):
+                raise ValueError(f"sample {sample.index} has no prompt token: nothing predicts its first response token")
         have = [s.rollout_log_probs is not None for s in samples]
         if any(have) and not all(have):
             raise ValueError(f"sample {samples[have.index(False)].index} has no rollout_log_probs while others have")

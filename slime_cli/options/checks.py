@@ -81,7 +81,7 @@ def _required(r: Resolved) -> Iterator[Problem]:
 
 def _positive(r: Resolved) -> Iterator[Problem]:
     names = (
-        "actor_num_nodes actor_num_gpus_per_node rollout_num_gpus_per_engine num_gpus_per_node rollout_batch_size "
+        "actor_num_nodes actor_num_gpus_per_node rollout_num_gpus_per_engine rollout_batch_size "
         "n_samples_per_prompt num_steps_per_rollout max_tokens_per_gpu save_interval "
         "eval_interval n_samples_per_eval_prompt rollout_max_response_len rollout_max_prompt_len eval_max_response_len "
         "over_sampling_batch_size sglang_server_concurrency rm_timeout rm_workers num_rollout num_epoch keep_rollouts"

@@ -26,7 +26,7 @@ class Attached:
             raise EngineError(f"{self.path}: none of its engines answers", "is `slime serve-rollout` still running?")
 
     def alive(self) -> list[str]:
-        return [e.url for e in self.endpoint.engines if self._answers(e.url + "/health")]
+        return [e.url for e in self.endpoint.engines if self._answers(e.url + "/model_info")]  # /health waits for a generation
 
     def _answers(self, url: str) -> bool:
         try:

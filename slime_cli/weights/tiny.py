@@ -32,9 +32,12 @@ def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     name, _, query = uri.removeprefix(PREFIX).partition("?")
     if name != "qwen3":
         raise UsageError(f"--hf-checkpoint {uri}: no tiny model {name!r}", "tiny:qwen3 is the one there is")
-    from transformers import Qwen3Config, Qwen3ForCausalLM
     import torch
+    import transformers
     import yaml
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    transformers.utils.logging.disable_progress_bar()
 
     given = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
     seed = given.pop("seed", 0)
