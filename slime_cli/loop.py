@@ -33,6 +33,7 @@ class Conductor:
         self.tracer = Tracer(run_dir, "conductor", enabled=resolved.slime["trace"] == "on")
         self.events = asyncio.new_event_loop()
         self.fleet = None
+        self.client: RouterClient | None = None
         self.endpoint: manifests.Endpoint | None = None
         self.model = ""
 
@@ -83,7 +84,12 @@ class Conductor:
 
         args = args_namespace(options)
         self.rewards = RewardPool.from_args(args)
-        stack.callback(lambda: self.events.run_until_complete(self.rewards.close()))
+        stack.callback(lambda: self.wait(self._close()))
+
+    async def _close(self) -> None:
+        await self.rewards.close()
+        if self.client is not None:
+            await self.client.close()
 
     def serving(self) -> RouterClient:
         """The endpoint's client; blocks until the engines are healthy."""

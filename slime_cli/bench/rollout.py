@@ -5,7 +5,7 @@ import pathlib
 import statistics
 import time
 
-import httpx
+import aiohttp
 
 from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.journal import Journal
@@ -60,12 +60,13 @@ async def _measure(options, endpoint, model: str, folder: pathlib.Path) -> dict[
 
 async def _direct(url: str, params: dict, renderer: Renderer, source, round_: int) -> float:
     """Other prompts of the same kind, straight to the engine, nothing checked or kept."""
-    async with httpx.AsyncClient(trust_env=False, timeout=None) as http:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=512), timeout=aiohttp.ClientTimeout(total=None)) as http:
 
         async def one(i: int) -> int:
             tokens = renderer.prompt(source[2500 + round_ * PROMPTS + i]).tokens
             body = {"input_ids": tokens, "sampling_params": params | {"n": 4}, "return_logprob": True}
-            answers = (await http.post(url + "/generate", json=body)).json()
+            async with http.post(url + "/generate", json=body) as answer:
+                answers = await answer.json()
             return sum(len(a["output_ids"]) for a in answers)
 
         start = time.perf_counter()

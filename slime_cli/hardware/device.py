@@ -58,6 +58,8 @@ def prepare_trainer() -> Device:
 def engine_environment(environment: dict[str, str]) -> dict[str, str]:
     """Environment of an SGLang server: on a CPU, its CPU engine and the stand-in for the CUDA-only kernel wheel."""
     out = dict(environment)
+    # The server hangs up on connections that idle for 5 s (a training step), just when the router sends on one again.
+    out.setdefault("SGLANG_TIMEOUT_KEEP_ALIVE", "7200")
     if find().kind == "cpu":
         out["SGLANG_USE_CPU_ENGINE"] = "1"
         out["PYTHONPATH"] = os.pathsep.join(p for p in (str(CPU_FOLDER), out.get("PYTHONPATH", "")) if p)

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-import httpx
+import aiohttp
 
 from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import EngineError
@@ -16,30 +16,38 @@ class RouterClient:
     """One for a run. ``alive`` is asked before a retry, so that a dead fleet ends a run at once instead of a retry storm."""
 
     def __init__(self, router_url: str, in_flight: int, alive=lambda: None):
-        limits = httpx.Limits(max_connections=in_flight, max_keepalive_connections=in_flight)
-        self.url, self.alive = router_url, alive
-        self.http = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits)
+        self.url, self.alive, self.in_flight = router_url, alive, in_flight
+        # aiohttp, not httpx: httpx's pool looks at every connection for every request, which at hundreds in flight took
+        # more time than the engine. It never reads proxy variables unless asked to.
+        self._http: aiohttp.ClientSession | None = None
         self.slots = asyncio.Semaphore(in_flight)
         self.retries = 0
 
     async def close(self) -> None:
-        await self.http.aclose()
+        if self._http is not None:
+            await self._http.close()
+
+    def _session(self) -> aiohttp.ClientSession:
+        """Made in the event loop that uses it."""
+        if self._http is None:
+            connector = aiohttp.TCPConnector(limit=self.in_flight)
+            self._http = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        return self._http
 
     async def generate(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """POST /generate; a list of answers also for one sample. Raises EngineError when the engines cannot answer."""
         async with self.slots:
             for attempt in range(RETRIES):
                 try:
-                    answer = await self.http.post(self.url + "/generate", json=body)
-                except httpx.TransportError as error:
+                    async with self._session().post(self.url + "/generate", json=body) as answer:
+                        if answer.status == 200:
+                            found = await answer.json()
+                            return found if isinstance(found, list) else [found]
+                        problem = f"{answer.status} {(await answer.text())[:300]}"
+                        if answer.status < 500:
+                            raise EngineError(f"{self.url}/generate refused a request: {problem}")
+                except aiohttp.ClientError as error:
                     problem = f"{type(error).__name__}: {error}"
-                else:
-                    if answer.status_code == 200:
-                        found = answer.json()
-                        return found if isinstance(found, list) else [found]
-                    problem = f"{answer.status_code} {answer.text[:300]}"
-                    if answer.status_code < 500:
-                        raise EngineError(f"{self.url}/generate refused a request: {problem}")
                 self.retries += 1
                 self.alive()  # raises when the processes are gone
                 await asyncio.sleep(min(0.2 * 2**attempt, 5.0))

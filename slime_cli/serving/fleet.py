@@ -22,6 +22,14 @@ START_TIMEOUT = 1800.0
 HEALTH = ["--health-check-interval-secs", "2", "--health-failure-threshold", "2"]
 
 
+def _router_defaults(given: list[str]) -> list[str]:
+    """Dead engines leave the router within seconds. One failed request must not: with few engines the circuit breaker
+    would turn a single hiccup into refusals of everything, and the client asks again anyway."""
+    health = [] if "--health-check-interval-secs" in given else HEALTH
+    breaker = [] if any(word.startswith("--cb-") for word in given) else ["--disable-circuit-breaker"]
+    return health + [word for word in breaker if word not in given]
+
+
 class Fleet:
     """Owns the processes behind one endpoint."""
 
@@ -39,7 +47,7 @@ class Fleet:
         self.engines: list = []
         self.dead: set[str] = set()
         given = resolved.router_argv()
-        self.router = start_router(host, port, HEALTH * ("--health-check-interval-secs" not in given) + given, logs / "router.log")
+        self.router = start_router(host, port, _router_defaults(given) + given, logs / "router.log")
         try:
             for i in range(count):
                 first = s["actor_num_gpus_per_node"] * (not s["colocate"]) + i * self.tensor_parallel
