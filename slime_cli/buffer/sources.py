@@ -18,7 +18,6 @@ KINDS = "FILE.jsonl, FILE.parquet, a folder of datasets.save_to_disk, datasets:.
 SCHEMES = ("datasets", "reasoning-gym")
 
 
-@functools.cache  # a command checks its data before it starts anything, and opens it again when a stage begins
 def open_source(
     uri: str,
     *,
@@ -39,12 +38,18 @@ def open_source(
     base, window = split_slice(uri)
     scheme, colon, rest = base.partition(":")
     if colon and scheme == "reasoning-gym":
-        return GymSource(uri, rest, window)
+        return _open_gym(uri)
     if colon and scheme == "datasets":
         return TableSource(uri, HuggingFace(base, open_dataset(rest, uri), contract), contract, window, on_bad_row)
     if colon and nearest(scheme, SCHEMES) and not pathlib.Path(base).exists():
         raise UsageError(f"{uri}: unknown kind of source {scheme!r}{nearest(scheme, SCHEMES)}", f"use {KINDS}")
     return _open_path(uri, base, contract, window, on_bad_row)
+
+
+@functools.cache  # a command checks its data before anything starts and opens it again later; these never change
+def _open_gym(uri: str) -> GymSource:
+    base, window = split_slice(uri)
+    return GymSource(uri, base.partition(":")[2], window)
 
 
 def _open_path(uri: str, base: str, contract: RowContract, window: slice, on_bad_row: str) -> PromptSource:
