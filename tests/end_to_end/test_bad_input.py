@@ -18,7 +18,7 @@ def test_a_broken_row_names_file_and_line(tmp_path):
     data.write_text('{"input": "1 + 1", "label": "2"}\n{"input": \n{"input": "2 + 2", "label": "4"}\n')
     words = ("train", "--profile", "quickstart", "--run-dir", tmp_path / "run", "--prompt-data", data)
     done = slime(*words)
-    assert done.returncode == 3 and f"{data}:2" in done.stderr and "--on-bad-row skip" in done.stderr
+    assert done.returncode == 3 and f"{data}, line 2" in done.stderr and "--on-bad-row skip" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
