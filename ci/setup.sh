@@ -53,7 +53,7 @@ if ! is_312 "$python"; then
 fi
 
 # A cap that the machine or the user sets for other projects must not meet the lock.
-export PIP_CONSTRAINT="" UV_CONSTRAINT="" UV_HTTP_TIMEOUT=300 PIP_DISABLE_PIP_VERSION_CHECK=1
+export PIP_CONSTRAINT="" UV_CONSTRAINT="" UV_HTTP_TIMEOUT=300 UV_SYSTEM_CERTS=true PIP_DISABLE_PIP_VERSION_CHECK=1
 "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip --upgrade >/dev/null
 if [ ! -x .venv/bin/uv ] && ! twice "$python" -m pip install --quiet uv; then
     say "no uv to be had: pip does it, more slowly"
