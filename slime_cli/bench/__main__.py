@@ -20,7 +20,7 @@ def main() -> None:
     setup = {"device": device.name, "cores": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()[0], **versions()}
 
     def row(name: str, value: float, unit: str, budget: str, holds: bool, **more) -> None:
-        rows.append({"name": name, "value": round(value, 4), "unit": unit, "budget": budget, "holds": bool(holds), "setup": setup | more})
+        rows.append({"name": name, "value": float(f"{value:.4g}"), "unit": unit, "budget": budget, "holds": bool(holds), "setup": setup | more})
         screen.say(f"{name}: {value:.4g} {unit}  (budget {budget})  {'holds' if holds else 'FALLS SHORT'}")
 
     from slime_cli.bench import light
