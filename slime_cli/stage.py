@@ -171,7 +171,8 @@ class Stage:
         with self.span("step", stage=self.name, rollout_id=rollout_id):
             samples, dropped = self._batch(rollout_id)
             with self.span("train"):
-                found = self.trainers.train(TrainBatch.from_samples(samples, self.s["reward_key"]))
+                batch = TrainBatch.from_samples(samples, self.s["reward_key"])
+                found = self.trainers.train(batch)
             for part in packing.split_steps(len(samples), self.s["num_steps_per_rollout"] or 1):
                 self.step += 1
                 self.uncommitted.append((self.step, rollout_id, version_name(self.step), [samples[i].index for i in part]))
@@ -182,7 +183,7 @@ class Stage:
                     self.journal.put("stopped", rollout_id)
             if self.policy:
                 self._publish()
-            line = self._line(rollout_id, samples, dropped, found, time.time() - begun)
+            line = self._line(rollout_id, samples, batch, dropped, found, time.time() - begun)
         append_line(self.conductor.run_dir / "metrics.jsonl", line)
         interval = self.s["eval_interval"]
         if self.policy and interval and (rollout_id + 1) % interval == 0 and not last:
@@ -254,14 +255,13 @@ class Stage:
             group.pending = []
         return groups, collections.Counter()
 
-    def _line(self, rollout_id, samples, dropped, found, seconds) -> dict:
+    def _line(self, rollout_id, samples, batch, dropped, found, seconds) -> dict:
         rewards = [s.reward_value(self.s["reward_key"]) for s in samples]
         line = {
             "stage": self.name, "rollout_id": rollout_id, "step": self.step, "weight_version": version_name(self.step),
             "seconds": seconds, "samples": len(samples), "dropped": dict(dropped), "skipped_prompts": self.buffer.skipped,
         }  # fmt: skip
         if self.policy:
-            batch = TrainBatch.from_samples(samples, self.s["reward_key"])
             line |= {
                 "reward_mean": sum(rewards) / len(rewards),
                 "response_length_mean": sum(s.response_length for s in samples) / len(samples),
@@ -283,8 +283,7 @@ class Stage:
             last = self.uncommitted[-1][1]
             self.uncommitted = []
             self.journal.put("seconds", self.seconds())
-            steps = sorted(int(p.parent.name[5:]) for p in root.glob("iter_*/checkpoint.json"))
-            self.trainers.call("prune", str(root), steps[-KEEP_CHECKPOINTS:])
+            self.trainers.call("prune", str(root), KEEP_CHECKPOINTS)
             if self.s["save_hf"]:
                 target = pathlib.Path(self.s["save_hf"].format(rollout_id=last)).resolve()
                 self.trainers.call("publish", str(target), version_name(self.step))

@@ -3,7 +3,6 @@
 Used by :mod:`slime_cli.buffer.journal`, which re-exports the records.
 """
 
-import collections
 import dataclasses
 import json
 import pathlib

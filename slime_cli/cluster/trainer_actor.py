@@ -99,11 +99,11 @@ class TrainerRank:
             checkpoint.save(t.args, root, t.step, t.model, t.optimizer, t.scheduler, manifest)
         return str(checkpoint.folder(root, t.step))
 
-    def prune(self, root: str, keep: list[int]) -> None:
+    def prune(self, root: str, newest: int) -> None:
         from slime_cli.training import checkpoint
 
         if self.rank == 0:
-            checkpoint.prune(root, set(keep))
+            checkpoint.prune(root, newest)
 
     def publish(self, target: str, version: str) -> int:
         """Writes the present weights as a version (rank 0 writes, all ranks gather); bytes written."""

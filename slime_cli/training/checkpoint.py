@@ -43,8 +43,9 @@ def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest:
     torch.distributed.barrier()
 
 
-def prune(root: str, keep: set[int]) -> None:
-    """Removes complete and broken checkpoints whose iteration is not in ``keep``. Rank 0 calls it after the commit."""
+def prune(root: str, newest: int) -> None:
+    """Keeps the ``newest`` complete checkpoints; others, broken ones too, go. Rank 0 calls it after the commit."""
+    keep = set(iterations(root)[-newest:])
     for path in pathlib.Path(root).glob("iter_*"):
         if path.name[5:].isdigit() and int(path.name[5:]) not in keep:
             shutil.rmtree(path)
