@@ -1,5 +1,5 @@
 # The two commands of this project are `make demo` and `make test`; both set up .venv first.
-.PHONY: setup demo test bench
+.PHONY: setup demo test bench conversions matrix
 
 setup:
 	@bash ci/setup.sh
@@ -12,3 +12,9 @@ test: setup
 
 bench: setup
 	@.venv/bin/python -m slime_cli.bench
+
+matrix: setup
+	@.venv/bin/python -m slime_cli.bench.matrix
+
+conversions: setup
+	@.venv/bin/python -m slime_cli.bench.conversions

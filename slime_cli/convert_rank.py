@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import signal
 import sys
 import types
@@ -16,7 +17,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from slime_cli.errors import SlimeError
+from slime_cli.errors import DataError, SlimeError
+
+Say = Callable[[str], None]
 
 
 def main() -> None:
@@ -39,7 +42,12 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def convert(job: dict[str, Any], rank: int, say: Callable[[str], None]) -> None:
+def convert(job: dict[str, Any], rank: int, say: Say) -> None:
+    with_model(job, rank, say, {"hf_to_dist": _to_dist, "dist_to_hf": _to_hf}[job["kind"]])
+
+
+def with_model(job: dict[str, Any], rank: int, say: Say, work: Callable[..., None]) -> None:
+    """Calls ``work(job, args, model, bridge, say)`` on a model of the job's architecture and layout."""
     say("importing Megatron")
     warnings.filterwarnings("ignore")
     logging.getLogger().setLevel(logging.ERROR)
@@ -56,20 +64,30 @@ def convert(job: dict[str, Any], rank: int, say: Callable[[str], None]) -> None:
     from slime_cli.weights.bridge import Bridge
 
     base = megatron.always(device, transformer_engine=has_transformer_engine())
-    if job["dtype"] == "float32":
-        base = [word for word in base if word != "--bf16"]
-    layout = ["--tensor-model-parallel-size", str(job["tensor"]), "--pipeline-model-parallel-size", str(job["pipeline"])]
-    weights = ["--global-batch-size", "1", "--no-save-optim", "--no-save-rng", "--no-load-optim", "--no-load-rng"]
-    args = megatron.parse(base + job["argv"] + layout + weights, rank, job["tensor"] * job["pipeline"])
+    args = megatron.parse(argv(base, job), rank, job["tensor"] * job["pipeline"] * job["expert"])
     megatron.initialise(args, device)
     megatron.begin_stage(args)
     say("building the model, importing megatron-bridge")
     model = get_model(provider, ModelType.encoder_or_decoder, wrap_with_ddp=False)
     bridge = Bridge(job["hf"], args.params_dtype)
     with torch.no_grad():
-        (_to_dist if job["kind"] == "hf_to_dist" else _to_hf)(job, args, model, bridge, say)
+        work(job, args, model, bridge, say)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def argv(base: list[str], job: dict[str, Any]) -> list[str]:
+    """Megatron's command line for a job: ``base`` is what every run has."""
+    if job["dtype"] == "float32":
+        base = [word for word in base if word != "--bf16"]
+    layout = ["--tensor-model-parallel-size", str(job["tensor"]), "--pipeline-model-parallel-size", str(job["pipeline"])]
+    layout += ["--expert-model-parallel-size", str(job["expert"])]
+    if job["expert"] > 1:
+        layout += ["--expert-tensor-parallel-size", "1"]
+    if job["tensor"] > 1 and "--num-experts" in job["argv"]:
+        layout.append("--sequence-parallel")  # without it Megatron refuses to train experts on tensor parallel ranks
+    weights = ["--global-batch-size", str(job["expert"]), "--no-save-optim", "--no-save-rng", "--no-load-optim", "--no-load-rng"]
+    return base + job["argv"] + layout + weights
 
 
 def _to_dist(job, args, model, bridge, say) -> None:
@@ -94,15 +112,61 @@ def _to_hf(job, args, model, bridge, say) -> None:
     say(f"reading {job['load']}")
     no_optimizer = types.SimpleNamespace(reload_model_params=lambda: None)
     iteration = checkpoint.load(args, job["load"], model, no_optimizer, None, weights_only=True)
-    dtype = getattr(torch, job["hf_dtype"])
+    source = pathlib.Path(job["hf"])
+    dtypes = _dtypes(source)
 
     def named() -> Iterator[tuple[str, torch.Tensor]]:
+        missing = set(dtypes)
         for name, tensor in bridge.export(model):
-            yield name, tensor.to(dtype)
+            missing.discard(name)
+            yield name, tensor.to(getattr(torch, _DTYPES.get(dtypes.get(name), job["hf_dtype"])))
+        yield from _kept(source, missing, args.num_layers, say)
 
     say("writing safetensors")
     target = pathlib.Path(job["target"])
     publish.write(named(), target, hf_checkpoint=job["hf"], version=f"v{iteration:06d}", step=iteration, run=job["load"])
+
+
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Of safetensors. Quantised weights are written in the config's dtype."""
+
+
+def _dtypes(folder: pathlib.Path) -> dict[str, str]:
+    """The dtype of every tensor that the model came with: a router's bias may be float32 in a bfloat16 model."""
+    from safetensors import safe_open
+
+    out = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            out |= {name: file.get_slice(name).get_dtype() for name in file.keys()}
+    return out
+
+
+def _kept(source: pathlib.Path, missing: set[str], layers: int, say: Say) -> Iterator[tuple[str, Any]]:
+    """Tensors of the model's origin that Megatron's model has no place for and that are still right, unchanged.
+
+    These are the layers that predict further tokens, which are not trained. Raises DataError when others are missing, but for what
+    can be computed anew: rotary frequencies, scales of weights that were quantised, a tied output weight.
+    """
+    from safetensors import safe_open
+
+    further = {name for name in missing if _predicts_further(name, layers)}
+    lost = sorted(name for name in missing - further if not name.endswith(("inv_freq", "_scale_inv", "lm_head.weight")))
+    if lost:
+        raise DataError(f"{source}: Megatron's model has no place for {len(lost)} tensors, the first: {lost[0]}", "this variant is not supported")
+    if any(name.endswith("_scale_inv") for name in missing):
+        say("the quantised layers that predict further tokens are left out")
+    elif further:
+        say(f"{len(further)} tensors of layers that predict further tokens are those of {source}")
+        for path in sorted(source.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                for name in sorted(further & set(file.keys())):
+                    yield name, file.get_tensor(name)
+
+
+def _predicts_further(name: str, layers: int) -> bool:
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return name.startswith(("mtp.", "model.mtp_layers.")) or bool(found) and int(found[1]) >= layers
 
 
 if __name__ == "__main__":

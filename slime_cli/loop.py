@@ -54,7 +54,7 @@ class Conductor:
             trainers = cluster.start_trainers()
             source = self.resolved.slime["hf_checkpoint"]
             self.model = str(tiny.make(source, self.run_dir / _MODEL_FOLDER)) if source.startswith(tiny.PREFIX) else source
-            engines_for = next((options for _, options, _ in stages if options.slime["loss_type"] == "policy_loss"), None)
+            engines_for = next((options for _, options, _ in stages if options.slime["loss_type"] != "sft_loss"), None)
             if engines_for is not None:
                 self._start_serving(engines_for, cluster, stack)
             previous = None

@@ -4,6 +4,7 @@ The conductor (:mod:`slime_cli.loop`) creates one for each stage. Everything tha
 """
 
 import collections
+import dataclasses
 import json
 import pathlib
 import time
@@ -15,6 +16,8 @@ from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources import open_source
 from slime_cli.buffer.types import Sample
 from slime_cli.errors import DataError, UsageError
+from slime_cli.manifests import checkpoints
+from slime_cli.options import roles
 from slime_cli.options.resolve import args_namespace
 from slime_cli.rollout.chat import Renderer, check_lengths
 from slime_cli.rollout.evaluate import evaluate
@@ -39,7 +42,7 @@ class Stage:
         self.name, self.options, self.folder = name, options, folder
         self.conductor, self.trainers, self.start_from = conductor, trainers, start_from
         self.s, self.args = options.slime, args_namespace(options)
-        self.policy = self.s["loss_type"] == "policy_loss"
+        self.policy = self.s["loss_type"] != "sft_loss"
         self.say, self.span = conductor.screen.say, conductor.tracer.span
         self.started = time.time()
         self.proofs: list[sync.Proof] = []
@@ -66,7 +69,7 @@ class Stage:
             return
         self._prepare_trainers(committed)
         if self.policy:
-            self.generator = Generator(self.args, self.conductor.serving(), self.conductor.rewards, decode=self.renderer.decode)
+            self.generator = Generator(self.args, self.conductor.serving(), self.conductor.rewards)
             self._publish()
             if not self.s["skip_eval_before_train"] and not first:
                 self._evaluate()
@@ -123,46 +126,46 @@ class Stage:
         s = self.s
         self.say(f"{self.name}: Megatron builds the model")
         with self.span("begin_stage"):
-            self.trainers.begin_stage(self._megatron_argv(), self._settings(), self.conductor.model)
-            start = self.start_from or _latest(s["load"] or s["ref_load"])
+            settings = Settings.from_options(s)
+            self.trainers.begin_stage(self._megatron_argv(), settings, self.conductor.model, self._critic_argv() if settings.critic else None)
+            start = self.start_from
+            if start is None and (s["load"] or s["ref_load"]):
+                start = str(checkpoints.complete(s["load"] or s["ref_load"]))
+            others = {}
+            if settings.reference:
+                others["reference"] = s["ref_load"] if s["load"] else None
+            if settings.use_opd:
+                others["teacher"] = s["opd_teacher_load"]
+            for name, root in others.items():
+                if root:
+                    self.trainers.call("load", str(checkpoints.complete(root)), True)
+                    self.trainers.call("keep", name)
             if start:
                 self.trainers.call("load", start, True)
-            if self.policy and s["use_kl_loss"]:
-                if s["ref_load"] and s["load"]:
-                    self.trainers.call("load", _latest(s["ref_load"]), True)
-                    self.trainers.call("keep_reference")
-                    self.trainers.call("load", start, True)
-                else:
-                    self.trainers.call("keep_reference")
+            for name, root in others.items():
+                if not root:
+                    self.trainers.call("keep", name)
             if committed:
                 self.trainers.call("load", committed.checkpoint, False)
                 self.say(f"{self.name}: resumed at step {committed.step}, {len(self.buffer.recovery.replay)} batch(es) to train again")
 
-    def _megatron_argv(self) -> list[str]:
+    def _critic_argv(self) -> list[str]:
+        """The policy's options with those that ``--megatron-config-path`` gives the critic."""
+        path = self.s["megatron_config_path"]
+        given = roles.read(path, "critic") if path else {}
+        return self._megatron_argv(dataclasses.replace(self.options, megatron=self.options.megatron | given))
+
+    def _megatron_argv(self, options=None) -> list[str]:
+        options = options or self.options
         derived = architecture.megatron_args(architecture.read_config(self.conductor.model))
-        if derived is None and "num_layers" not in self.options.megatron:
+        if derived is None and "num_layers" not in options.megatron:
             raise UsageError(
                 f"{self.conductor.model}: its Megatron options are not derived for this architecture yet",
                 "add a model profile with --profile, or pass --num-layers and the others",
             )
-        for name, value in (derived or {}).items():
-            given = self.options.megatron.get(name)
-            if given is not None and given != value and name not in ("seq_length", "max_position_embeddings"):
-                raise UsageError(f"--{name.replace('_', '-')} {given} contradicts the checkpoint's {value}", "leave it out: it follows from --hf-checkpoint")
-        argv = architecture.argv({k: v for k, v in (derived or {}).items() if k not in self.options.megatron})
-        return argv + self.options.megatron_argv()
-
-    def _settings(self) -> Settings:
-        s = self.s
-        return Settings(
-            loss_type=s["loss_type"], steps_per_rollout=s["num_steps_per_rollout"] or 1,
-            max_tokens=s["max_tokens_per_gpu"] if s["use_dynamic_batch_size"] else None, oversize=s["oversize"],
-            temperature=s["rollout_temperature"], eps_clip=s["eps_clip"],
-            eps_clip_high=s["eps_clip"] if s["eps_clip_high"] is None else s["eps_clip_high"],
-            use_kl_loss=s["use_kl_loss"], kl_loss_coef=s["kl_loss_coef"], kl_loss_type=s["kl_loss_type"], entropy_coef=s["entropy_coef"],
-            normalise_rewards=s["rewards_normalization"], divide_by_std=s["grpo_std_normalization"],
-            use_rollout_logprobs=s["use_rollout_logprobs"], advantage_estimator=s["advantage_estimator"],
-        )  # fmt: skip
+        architecture.check_given(derived or {}, options.megatron, self.conductor.model)
+        argv = architecture.argv({k: v for k, v in (derived or {}).items() if k not in options.megatron})
+        return argv + options.megatron_argv()
 
     # -- one rollout ------------------------------------------------------------------------------------------------
 
@@ -193,6 +196,8 @@ class Stage:
     def _note(self, line: dict) -> str:
         """What the progress bar says of a rollout."""
         if self.policy:
+            if "train/grad_norm" not in line:
+                return f"reward {line['reward_mean']:.3f}  critic alone: value loss {line['train/value_loss']:.3f}"
             diff = line["train/train_rollout_logprob_abs_diff_max"]
             return f"reward {line['reward_mean']:.3f}  grad {line['train/grad_norm']:.2f}  logprob diff {diff:.1e}"
         return f"loss {line['train/loss']:.3f}"
@@ -343,16 +348,3 @@ class Stage:
     def evaluations(self) -> list[dict]:
         """All evaluations of the stage, by step."""
         return [json.loads(p.read_text()) for p in sorted((self.folder / "eval").glob("*.json"))]
-
-
-def _latest(path: str | None) -> str | None:
-    """A checkpoint folder as given, or the newest complete one under it; None for None. Raises DataError for neither."""
-    if path is None:
-        return None
-    folder = pathlib.Path(path)
-    if (folder / "checkpoint.json").exists():
-        return str(folder)
-    complete = sorted(folder.glob("iter_*/checkpoint.json"))
-    if not complete:
-        raise DataError(f"{path}: no complete checkpoint there", "slime convert hf-to-dist makes one; or leave --load out")
-    return str(complete[-1].parent)

@@ -40,6 +40,9 @@ def main() -> None:
         row("disk publish / dd", published / dd, "ratio", ">= 0.80", published / dd >= 0.8, dd=dd, published=published)
         step = json.loads(subprocess.run([sys.executable, "-m", "slime_cli.bench.step", model], check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         row("trainer step / bare Megatron loop", step["step"], "ratio", "<= 1.05", step["step"] <= 1.05, seconds=step["seconds"])
+        memory = json.loads(subprocess.run([sys.executable, "-m", "slime_cli.bench.heads"], check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        name = "peak memory of the log-probability path / one float32 copy of its logits"
+        row(name, memory["chunked"], "ratio", "<= 1", memory["chunked"] <= 1, **memory)
         row("tracing on / off, step time", step["trace"], "ratio", "<= 1.02", step["trace"] <= 1.02)
         from slime_cli.bench import rollout
 

@@ -53,7 +53,7 @@ def disk_rate(folder: pathlib.Path, size: int = 256 * 2**20) -> float:
 
 
 def publish_rate(folder: pathlib.Path, hf_checkpoint: str, size: int = 256 * 2**20) -> float:
-    """Bytes a second of a published version, checksums and manifest included."""
+    """Bytes a second of a published version, checksums and manifest included, synced file by file as ``dd`` does."""
     import torch
 
     from slime_cli.weights import publish
@@ -62,5 +62,7 @@ def publish_rate(folder: pathlib.Path, hf_checkpoint: str, size: int = 256 * 2**
     tensors = [(f"t{i}", torch.rand(size // count // 4)) for i in range(count)]
     start = time.perf_counter()
     publish.write(tensors, folder / "v", hf_checkpoint=hf_checkpoint, version="v", step=0, run="bench")
-    os.sync()
+    for file in (folder / "v").iterdir():
+        with open(file, "rb") as written:
+            os.fsync(written.fileno())
     return size / (time.perf_counter() - start)

@@ -44,7 +44,7 @@ async def _measure(options, endpoint, model: str, folder: pathlib.Path) -> dict[
     client = RouterClient(endpoint.router_url, 512)
     rates = {"stage": [], "direct": []}
     async with RewardPool.from_args(args) as rewards:
-        generator = Generator(args, client, rewards, decode=renderer.decode)
+        generator = Generator(args, client, rewards)
         for i in range(ROUNDS + 1):
             start = time.perf_counter()
             result = await generator.rollout(buffer, i, lambda n: None)

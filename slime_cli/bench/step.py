@@ -54,21 +54,26 @@ def main(model: str) -> None:
 
     kinds = {"slime": lambda: trainer.train(batch), "bare": bare, "traced": traced_step}
     times = {kind: [] for kind in kinds}
-    for i in range(14):
+    for i in range(26):
         for kind in sorted(kinds, key=lambda k: (i + len(k)) % 3):  # interleaved, so that noise hits all alike
             start = time.perf_counter()
             kinds[kind]()
             if i >= 2:
                 times[kind].append(time.perf_counter() - start)
     middle = {kind: statistics.median(values) for kind, values in times.items()}
-    print(json.dumps({"step": middle["slime"] / middle["bare"], "trace": middle["traced"] / middle["slime"], "seconds": middle}))
+    print(json.dumps({"step": ratio(times, "slime", "bare"), "trace": ratio(times, "traced", "slime"), "seconds": middle}))
+
+
+def ratio(times: dict[str, list[float]], kind: str, to: str) -> float:
+    """Median over rounds: the two times of a round are neighbours, so a machine that slows down for a while cancels out."""
+    return statistics.median(a / b for a, b in zip(times[kind], times[to]))
 
 
 def bare_step(trainer, batch) -> None:
     """The same packs through Megatron's own loop, with its own cross entropy as the loss."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    mbs, _ = trainer._micro_batches(batch, range(len(batch)), np.zeros(len(batch)))
+    mbs, _ = trainer._micro_batches(batch, range(len(batch)))
 
     def forward_step(iterator, model):
         mb = next(iterator)
@@ -76,14 +81,14 @@ def bare_step(trainer, batch) -> None:
         out = model(mb.tokens_T[None], mb.pack.positions_T[None], None, labels=labels, packed_seq_params=mb.pack)
         return out, lambda loss: (loss.float().mean(), {"loss": loss.detach().float().mean()})
 
-    for module in trainer.model:
+    for module in trainer.policy.model:
         module.zero_grad_buffer()
-    trainer.optimizer.zero_grad()
+    trainer.policy.optimizer.zero_grad()
     get_forward_backward_func()(
-        forward_step_func=forward_step, data_iterator=iter(mbs), model=trainer.model, num_microbatches=len(mbs),
+        forward_step_func=forward_step, data_iterator=iter(mbs), model=trainer.policy.model, num_microbatches=len(mbs),
         seq_length=trainer.args.seq_length, micro_batch_size=1, forward_only=False,
     )  # fmt: skip
-    trainer.optimizer.step()
+    trainer.policy.optimizer.step()
 
 
 if __name__ == "__main__":

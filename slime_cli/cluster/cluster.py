@@ -107,10 +107,10 @@ class Trainers:
         self.ray, self.ranks = ray, ranks
         self.master = None
 
-    def begin_stage(self, argv, settings, hf_checkpoint: str) -> dict[str, Any]:
+    def begin_stage(self, argv, settings, hf_checkpoint: str, critic_argv=None) -> dict[str, Any]:
         if self.master is None:
             self.master = self._get([self.ranks[0].address.remote()])[0]
-        return self.call("begin_stage", argv, settings, hf_checkpoint, self.master)
+        return self.call("begin_stage", argv, settings, hf_checkpoint, critic_argv, self.master)
 
     def call(self, method: str, *arguments) -> Any:
         answers = self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])

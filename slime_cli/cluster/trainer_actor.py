@@ -44,8 +44,10 @@ class TrainerRank:
         host = ray.util.get_node_ip_address() if self.world_size > 1 and os.environ.get("RAY_ADDRESS") else "127.0.0.1"
         return host, free_port()
 
-    def begin_stage(self, argv: list[str], settings, hf_checkpoint: str, master: tuple[str, int]) -> dict[str, Any]:
-        """Model, optimizer and scheduler of a stage, with the weights of ``hf_checkpoint``."""
+    def begin_stage(
+        self, argv: list[str], settings, hf_checkpoint: str, critic_argv: list[str] | None, master: tuple[str, int]
+    ) -> dict[str, Any]:
+        """Model, optimizer and scheduler of a stage, with the weights of ``hf_checkpoint``. ``critic_argv``: the critic's options."""
         import torch
 
         from slime_cli.training import megatron
@@ -53,31 +55,34 @@ class TrainerRank:
         from slime_cli.training.trainer import Trainer
         from slime_cli.weights.bridge import Bridge
 
-        argv = megatron.always(self.device, transformer_engine=has_transformer_engine()) + argv
-        args = megatron.parse(argv, self.rank, self.world_size)
+        always = megatron.always(self.device, transformer_engine=has_transformer_engine())
+        args = megatron.parse(always + argv, self.rank, self.world_size)
+        critic_args = None if critic_argv is None else megatron.parse(always + critic_argv, self.rank, self.world_size)
         if not torch.distributed.is_initialized():
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = master[0], str(master[1])
             megatron.initialise(args, self.device)
         self.trainer = None  # frees the stage before
-        self.trainer = Trainer(args, settings, self.tracer)
+        self.trainer = Trainer(args, settings, self.tracer, self._hooks(settings), critic_args)
         self.hf_checkpoint = hf_checkpoint
         self.bridge = Bridge(hf_checkpoint, args.params_dtype)
-        self.bridge.load(self.trainer.model)
-        self.trainer.optimizer.reload_model_params()
-        return {"parameters": sum(t.numel() for _, t in self.trainer.parameters()), "device": self.device.name}
+        self.bridge.load(self.trainer.policy.model)
+        self.trainer.begin()
+        return {"parameters": sum(t.numel() for _, t in self.trainer.policy.parameters()), "device": self.device.name}
+
+    def _hooks(self, settings) -> dict[str, Any]:
+        from slime_cli.rollout import hooks
+
+        paths = {"loss": settings.custom_loss_function_path, "advantage": settings.custom_advantage_function_path}
+        return {kind: hooks.load(path, kind) for kind, path in paths.items() if path}
 
     def load(self, path: str, weights_only: bool) -> int:
         """A torch_dist checkpoint over what ``begin_stage`` loaded; the iteration it holds."""
-        from slime_cli.training import checkpoint
-
-        t = self.trainer
         with self.tracer.span("load_checkpoint"):
-            iteration = checkpoint.load(t.args, path, t.model, t.optimizer, t.scheduler, weights_only=weights_only)
-        t.step = 0 if weights_only else iteration
-        return t.step
+            return self.trainer.load(path, weights_only=weights_only)
 
-    def keep_reference(self) -> None:
-        self.trainer.keep_reference()
+    def keep(self, name: str) -> None:
+        """The policy's present weights are kept as ``name``: reference, teacher or old."""
+        self.trainer.policy.keep(name)
 
     def train(self, batch) -> dict[str, float] | None:
         with self.tracer.span("train"):
@@ -85,7 +90,6 @@ class TrainerRank:
 
     def save(self, root: str) -> str:
         """Saves and returns the folder. Durable when every rank has returned."""
-        from slime_cli.training import checkpoint
         from slime_cli.weights.describe import checkpoint_manifest
 
         t = self.trainer
@@ -96,20 +100,17 @@ class TrainerRank:
         dtype = str(t.args.params_dtype).removeprefix("torch.")
         manifest = checkpoint_manifest(self.hf_checkpoint, iteration=t.step, dtype=dtype, layout=layout)
         with self.tracer.span("save_checkpoint"):
-            checkpoint.save(t.args, root, t.step, t.model, t.optimizer, t.scheduler, manifest)
-        return str(checkpoint.folder(root, t.step))
+            return str(t.save(root, manifest))
 
     def prune(self, root: str, newest: int) -> None:
-        from slime_cli.training import checkpoint
-
         if self.rank == 0:
-            checkpoint.prune(root, newest)
+            self.trainer.prune(root, newest)
 
     def publish(self, target: str, version: str) -> int:
         """Writes the present weights as a version (rank 0 writes, all ranks gather); bytes written."""
         from slime_cli.weights import publish
 
-        named = self.bridge.export(self.trainer.model)
+        named = self.bridge.export(self.trainer.policy.model)
         with self.tracer.span("export"):
             if self.rank:
                 for _ in named:

@@ -68,7 +68,7 @@ def _check_data(resolved: Resolved) -> None:
         open_source(s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], **keys)
         for uri in (s["eval_prompt_data"] or [])[1::2]:
             open_source(uri, input_key=s["eval_input_key"], label_key=s["eval_label_key"], **keys)
-        if s["loss_type"] == "policy_loss":
+        if s["loss_type"] != "sft_loss":
             check_options(args_namespace(stage))
             for option, kind in (("custom_generate_function_path", "generate"), ("dynamic_sampling_filter_path", "dynamic_filter")):
                 if s[option]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from slime_cli.errors import UsageError
+from slime_cli.options import own
+from slime_cli.options.estimators import GROUP_RELATIVE
 from slime_cli.options.resolve import Resolved
 
 Problem = tuple[str, str]
@@ -111,7 +113,7 @@ def _cluster(r: Resolved) -> Iterator[Problem | str]:
         unused += ["--rollout-num-gpus"] if r.origins["slime.rollout_num_gpus"] == "flag" else []
         if unused:
             yield f"{', '.join(unused)}: no effect with --rollout-endpoint", "give them to `slime serve-rollout`"
-    elif devices == 0 and r.slime["loss_type"] == "policy_loss":
+    elif devices == 0 and r.slime["loss_type"] != "sft_loss":
         yield (
             "--rollout-num-gpus is 0 and there is no --rollout-endpoint",
             "something must generate: give one of the two",
@@ -213,20 +215,84 @@ def _algorithm(r: Resolved) -> Iterator[Problem | str]:
             f"--eps-clip {s['eps_clip']} and --eps-clip-high {s['eps_clip_high']}",
             "ratios need 0 <= low < 1 and 0 <= high",
         )
-    for name in ("kl_loss_coef", "kl_loss_type"):
-        if not s["use_kl_loss"] and r.origins[f"slime.{name}"] == "flag":
-            yield f"--{name.replace('_', '-')} has no effect", "add --use-kl-loss"
+    if s["eps_clip_c"] is not None and s["eps_clip_c"] <= 1:
+        yield f"--eps-clip-c is {s['eps_clip_c']}", "the bound of dual clip must be above 1 (3 is usual)"
     if s["use_kl_loss"] and s["kl_loss_coef"] == 0:
         yield "--use-kl-loss with --kl-loss-coef 0: the divergence is logged and does not change the gradient"
-    if s["loss_type"] != "policy_loss":
+    yield from _without_effect(r)
+    if (s["loss_type"] == "custom_loss") != bool(s["custom_loss_function_path"]):
+        yield "--loss-type custom_loss and --custom-loss-function-path go together", "give both or neither"
+    if s["loss_type"] == "sft_loss":
         return
-    if s["n_samples_per_prompt"] == 1 and s["rewards_normalization"] and s["advantage_estimator"] == "grpo":
+    if s["advantage_estimator"] in GROUP_RELATIVE and s["kl_coef"]:
+        yield f"--kl-coef has no effect with --advantage-estimator {s['advantage_estimator']}", "use --use-kl-loss and --kl-loss-coef"
+    if s["kl_coef"] and s["use_kl_loss"] and s["kl_loss_coef"]:
+        yield "--kl-coef and --kl-loss-coef both weigh the divergence from the reference", "keep it in the reward or in the loss"
+    compared = s["advantage_estimator"] in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
+    if s["n_samples_per_prompt"] == 1 and s["rewards_normalization"] and compared:
         yield (
             "--n-samples-per-prompt 1: compared within its group every reward is 0, and nothing is learnt",
             ("raise it, or give --disable-rewards-normalization"),
         )
     if not s["rewards_normalization"] and r.origins["slime.grpo_std_normalization"] == "flag":
         yield "--disable-grpo-std-normalization has no effect with --disable-rewards-normalization", "keep one"
+
+
+_NEEDS = {
+    "kl_loss_coef": ("use_kl_loss",),
+    "kl_loss_type": ("use_kl_loss", "kl_coef"),
+    "use_unbiased_kl": ("use_kl_loss",),
+    "opsm_delta": ("use_opsm",),
+    **{name: ("use_tis",) for name in ("tis_level", "tis_mode", "tis_clip", "tis_clip_low", "tis_batch_normalize")},
+    **{name: ("use_rs",) for name in ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")},
+    "opd_kl_coef": ("use_opd",),
+    "opd_teacher_load": ("use_opd",),
+}
+"""Option -> options of which one must be given for it to have an effect."""
+_OF_ESTIMATORS = {
+    "gamma": ("reinforce_plus_plus", "ppo"),
+    "lambd": ("ppo",),
+    "value_clip": ("ppo",),
+    "num_critic_only_steps": ("ppo",),
+    "megatron_config_path": ("ppo",),
+    "grpo_std_normalization": GROUP_RELATIVE,
+    "rewards_normalization": (*GROUP_RELATIVE, "reinforce_plus_plus_baseline"),
+    "eps_clip_c": ("grpo", "gspo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"),
+}
+"""Option -> estimators that read it."""
+
+
+def _without_effect(r: Resolved) -> Iterator[Problem]:
+    s = r.slime
+    for name, needed in _NEEDS.items():
+        if r.origins[f"slime.{name}"] == "flag" and not any(s[other] for other in needed):
+            yield f"{_flag(name)} has no effect", f"add {' or '.join(_flag(other) for other in needed)}"
+    for name, estimators in _OF_ESTIMATORS.items():
+        if r.origins[f"slime.{name}"] == "flag" and s["advantage_estimator"] not in estimators:
+            yield f"{_flag(name)} has no effect with --advantage-estimator {s['advantage_estimator']}", f"it is read by {', '.join(estimators)}"
+
+
+def _off_policy(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if s["loss_type"] == "sft_loss":
+        return
+    for name in ("use_tis", "use_rs"):
+        if s[name] and s["use_rollout_logprobs"]:
+            yield (
+                f"{_flag(name)} with --use-rollout-logprobs: the old policy is the engine's, so their ratio is 1",
+                "keep one of the two",
+            )
+    for prefix, low, high in (("tis", "tis_clip_low", "tis_clip"), ("rs", "rs_lower_bound", "rs_upper_bound")):
+        if s[f"use_{prefix}"] and not 0 <= s[low] <= s[high]:
+            yield f"{_flag(low)} {s[low]} and {_flag(high)} {s[high]}", "ratios need 0 <= lower <= upper"
+    if s["use_tis"] and s["tis_mode"] == "truncate" and s["tis_clip_low"]:
+        yield "--tis-clip-low has no effect with --tis-mode truncate", "use --tis-mode clip"
+    if s["use_opd"] and not s["opd_teacher_load"]:
+        yield "--use-opd needs --opd-teacher-load", "give the teacher's Megatron checkpoint (slime convert hf-to-dist makes one)"
+
+
+def _flag(dest: str) -> str:
+    return own.by_dest()[dest].flag
 
 
 def _sampling(r: Resolved) -> Iterator[Problem | str]:
@@ -239,14 +305,14 @@ def _sampling(r: Resolved) -> Iterator[Problem | str]:
     for name in ("rollout_top_p", "eval_top_p"):
         if not 0 < s[name] <= 1:
             yield f"--{name.replace('_', '-')} is {s[name]}", "it must be above 0 and at most 1"
-    if s["loss_type"] == "policy_loss" and (s["rollout_top_p"] < 1 or s["rollout_top_k"] > 0):
+    if s["loss_type"] != "sft_loss" and (s["rollout_top_p"] < 1 or s["rollout_top_k"] > 0):
         yield "--rollout-top-p or --rollout-top-k cuts the distribution: the two probabilities no longer compare"
 
 
 def _reward(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     builtin = str(s["prompt_data"] or "").startswith("reasoning-gym:")
-    if s["loss_type"] == "policy_loss" and not (s["rm_type"] or s["custom_rm_path"] or builtin):
+    if s["loss_type"] != "sft_loss" and not (s["rm_type"] or s["custom_rm_path"] or builtin):
         yield (
             "no reward: neither --rm-type nor --custom-rm-path",
             "give one; only reasoning-gym: prompts bring their own",
@@ -271,4 +337,4 @@ def _evaluation(r: Resolved) -> Iterator[Problem | str]:
 
 
 _ALWAYS: tuple[Callable[[Resolved], Iterator[Any]], ...] = (_required, _positive, _cluster)
-_TRAIN = (*_ALWAYS, _parallel, _batch, _tokens, _algorithm, _sampling, _reward, _evaluation)
+_TRAIN = (*_ALWAYS, _parallel, _batch, _tokens, _algorithm, _off_policy, _sampling, _reward, _evaluation)

@@ -5,6 +5,8 @@ What contradicts itself is left as given for :mod:`slime_cli.options.checks` to 
 
 from typing import Any
 
+from slime_cli.options.estimators import WHITENED
+
 FALLBACKS = {
     "eps_clip_high": "eps_clip",
     "over_sampling_batch_size": "rollout_batch_size",
@@ -27,6 +29,8 @@ def derived(slime: dict[str, Any], megatron: dict[str, Any]) -> dict[tuple[str, 
     _batch(slime, megatron, found)
     if slime["n_samples_per_prompt"] == 1 and slime["grpo_std_normalization"]:
         found["slime", "grpo_std_normalization"] = False
+    if slime["advantage_estimator"] in WHITENED:
+        found["slime", "normalize_advantages"] = True  # part of both methods
     if slime["rollout_num_gpus"] is None:
         found["slime", "rollout_num_gpus"] = _engine_devices(slime)
     return found

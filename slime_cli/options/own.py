@@ -8,6 +8,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from slime_cli.options.estimators import ESTIMATORS
 from slime_cli.options.spec import Option
 
 
@@ -103,6 +104,7 @@ _BATCH = (
     ("--num-steps-per-rollout", "int", None, "Optimizer steps on each rollout; the global batch size follows from it."),
     ("--use-dynamic-batch-size", "flag", False, "Pack samples into micro-batches by their tokens."),
     ("--max-tokens-per-gpu", "int", None, "Tokens that one rank takes in a packed micro-batch."),
+    ("--log-probs-chunk-size", "int", None, "Response tokens projected onto the vocabulary at once; as many as fit 256 MiB."),
     ("--oversize", "str", "isolate", "A sample above the token cap goes alone, is dropped, or ends the run.",
      {"choices": ("isolate", "drop", "fail")}),
 )  # fmt: skip
@@ -128,19 +130,54 @@ _EVAL = (
     ("--skip-eval-before-train", "flag", False, "Do not evaluate before the first step."),
 )
 _ALGORITHM = (
-    ("--loss-type", "str", "policy_loss", "Reinforcement learning, or supervised training on the rows' answers.",
-     {"choices": ("policy_loss", "sft_loss")}),
+    ("--loss-type", "str", "policy_loss", "Reinforcement learning, supervised training on the rows' answers, or a function of yours.",
+     {"choices": ("policy_loss", "sft_loss", "custom_loss")}),
+    ("--custom-loss-function-path", "str", None, "Function that --loss-type custom_loss calls in the policy loss's place."),
     ("--stop-at-loss", "float", None, "End a supervised stage after the first rollout whose mean loss is not above this."),
-    ("--advantage-estimator", "str", "grpo", "How rewards become advantages.", {"choices": ("grpo",)}),
+    ("--advantage-estimator", "str", "grpo", "How rewards become advantages, and the policy loss that goes with it.",
+     {"choices": ESTIMATORS}),
+    ("--custom-advantage-function-path", "str", None, "Function that computes advantages and returns in the estimator's place."),
+    ("--disable-grpo-std-normalization", "flag", True, "Do not divide a group's rewards by their spread (Dr. GRPO)."),
+    ("--disable-rewards-normalization", "flag", True, "Take rewards as advantages without comparing within the group."),
+    ("--normalize-advantages", "flag", False, "Whiten advantages over the global batch; always so with reinforce_plus_plus*."),
+    ("--gamma", "float", 1.0, "Discount of a reward for each token before it (reinforce_plus_plus, ppo)."),
+    ("--lambd", "float", 1.0, "Decay of generalised advantage estimation (ppo)."),
     ("--eps-clip", "float", 0.2, "How far the probability ratio may fall below 1."),
     ("--eps-clip-high", "float", None, "How far the ratio may rise above 1; --eps-clip."),
+    ("--eps-clip-c", "float", None, "Dual clip: bound on the loss of a negative advantage, in multiples of it; above 1."),
+    ("--kl-coef", "float", 0.0, "Divergence from the reference that is taken off each token's reward (not for grpo, gspo, cispo)."),
     ("--use-kl-loss", "flag", False, "Add the divergence from the reference model to the loss."),
     ("--kl-loss-coef", "float", 0.0, "Weight of that divergence."),
-    ("--kl-loss-type", "str", "k1", "Estimator of that divergence.", {"choices": ("k1", "k2", "k3", "low_var_kl")}),
+    ("--kl-loss-type", "str", "k1", "Estimator of the divergence, in the loss and in the reward.",
+     {"choices": ("k1", "k2", "k3", "low_var_kl")}),
+    ("--use-unbiased-kl", "flag", False, "Weight that divergence by the probability ratio to the old policy."),
     ("--entropy-coef", "float", 0.0, "Weight of the entropy bonus."),
-    ("--disable-grpo-std-normalization", "flag", True, "Do not divide a group's rewards by their spread."),
-    ("--disable-rewards-normalization", "flag", True, "Take rewards as advantages without comparing within the group."),
+    ("--value-clip", "float", 0.2, "How far a value may move from the one before the step (ppo)."),
+    ("--num-critic-only-steps", "int", 0, "Rollouts at the start that train the critic alone (ppo)."),
+    ("--megatron-config-path", "str", None, "YAML with Megatron options by role: the critic's."),
+)  # fmt: skip
+_OFF_POLICY = (
     ("--use-rollout-logprobs", "flag", False, "Take the engine's log-probabilities as those of the old policy."),
+    ("--get-mismatch-metrics", "flag", False, "Measure how far the engine's policy is from the trainer's before the first step."),
+    ("--use-opsm", "flag", False, "Leave out samples with a negative advantage that the policy has moved away from already."),
+    ("--opsm-delta", "float", 1e-4, "Mean log-probability gap above which --use-opsm leaves a sample out."),
+    ("--use-tis", "flag", False, "Weight the policy loss by the ratio of the trainer's old policy to the engine's."),
+    ("--tis-level", "str", "token", "Take that ratio at a token, over the sample, or as the sample's geometric mean.",
+     {"choices": ("token", "sequence", "geometric")}),
+    ("--tis-mode", "str", "clip", "Bound it above, within both bounds, or leave out what is outside them (IcePop).",
+     {"choices": ("truncate", "clip", "mask")}),
+    ("--tis-clip", "float", 2.0, "Upper bound of that ratio."),
+    ("--tis-clip-low", "float", 0.0, "Lower bound of that ratio."),
+    ("--tis-batch-normalize", "flag", False, "Scale the weights so that their mean over the global batch is 1."),
+    ("--use-rs", "flag", False, "Reject what the two policies disagree about too much."),
+    ("--rs-level", "str", "token", "Compare at a token, over the sample, or as the sample's geometric mean.",
+     {"choices": ("token", "sequence", "geometric")}),
+    ("--rs-lower-bound", "float", 0.5, "Ratio below which --use-rs rejects."),
+    ("--rs-upper-bound", "float", 2.0, "Ratio above which --use-rs rejects."),
+    ("--rs-veto-threshold", "float", None, "Reject a whole sample when one token's ratio is below this."),
+    ("--use-opd", "flag", False, "On-policy distillation: take the gap to a teacher's log-probabilities off the advantage."),
+    ("--opd-kl-coef", "float", 1.0, "Weight of that gap."),
+    ("--opd-teacher-load", "str", None, "Megatron checkpoint of the teacher: same architecture as the policy."),
 )  # fmt: skip
 _RUN = (
     ("--run-dir", "str", None, "Folder of the run: run.json, journal, rollouts, metrics, trace."),
@@ -156,6 +193,7 @@ _GROUPS = {
     "reward": _REWARD,
     "eval": _EVAL,
     "algorithm": _ALGORITHM,
+    "off-policy": _OFF_POLICY,
     "run": _RUN,
 }
 

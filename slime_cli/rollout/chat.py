@@ -73,9 +73,6 @@ class Renderer:
         except Exception as error:  # templates raise anything: name the row instead
             raise DataError(f"{row.source}:{row.row}: the chat template failed: {error}", "mend the row or the template") from error
 
-    def decode(self, tokens: list[int], skip_special: bool) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=skip_special)
-
 
 def _messages(prompt: str | list) -> list[dict[str, Any]]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

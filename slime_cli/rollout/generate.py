@@ -27,8 +27,8 @@ class Result:
 class Generator:
     """Turns leased groups into rewarded ones. ``args`` is what hooks get."""
 
-    def __init__(self, args: types.SimpleNamespace, client: RouterClient, rewards: RewardPool, *, decode: Callable):
-        self.args, self.client, self.rewards, self.decode = args, client, rewards, decode
+    def __init__(self, args: types.SimpleNamespace, client: RouterClient, rewards: RewardPool):
+        self.args, self.client, self.rewards = args, client, rewards
         self.custom = hooks.load(args.custom_generate_function_path, "generate") if args.custom_generate_function_path else None
         path = args.dynamic_sampling_filter_path
         self.filter = hooks.load(path, "dynamic_filter") if path else None

@@ -13,8 +13,12 @@ import dataclasses
 import torch
 import torch.nn.functional as F
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 
 @dataclasses.dataclass
@@ -80,7 +84,7 @@ def pack(lengths: list[int], device: torch.device) -> Pack:
     )  # fmt: skip
 
 
-class PackedRotary(RotaryEmbedding):
+class _Packed:
     """RoPE angles laid out token by token of a pack, from the positions that the pack carries."""
 
     _positions_T: torch.Tensor | None = None
@@ -89,9 +93,19 @@ class PackedRotary(RotaryEmbedding):
         self._positions_T = getattr(packed_seq_params, "positions_T", None)
         return super().get_rotary_seq_len(inference_context, transformer, transformer_input, config, packed_seq_params)
 
-    def forward(self, max_seq_len, offset=0, packed_seq=False, cp_group=None):
-        angles = super().forward(max_seq_len, offset, packed_seq, cp_group)
+    def _laid_out(self, angles: torch.Tensor) -> torch.Tensor:
         return angles if self._positions_T is None else angles[self._positions_T]
+
+
+class PackedRotary(_Packed, RotaryEmbedding):
+    def forward(self, max_seq_len, offset=0, packed_seq=False, cp_group=None):
+        return self._laid_out(super().forward(max_seq_len, offset, packed_seq, cp_group))
+
+
+class PackedYarn(_Packed, YarnRotaryEmbedding):
+    def forward(self, max_seq_len, offset=0, packed_seq=False, cp_group=None):
+        angles, scale = super().forward(max_seq_len, offset, packed_seq, cp_group)
+        return self._laid_out(angles), scale
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -139,8 +153,47 @@ def use(spec):
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = PackedAttention
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
-        if attention.q_layernorm is not None:
-            attention.q_layernorm = attention.k_layernorm = RMSNorm
+        for norm in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+            if getattr(attention, norm, None) not in (None, IdentityOp):
+                setattr(attention, norm, RMSNorm)
+        layer.submodules.sharded_state_dict_keys_map = _checkpoint_names(layer.submodules)
     if hasattr(spec, "layer_specs"):
         spec.layer_norm = RMSNorm
     return spec
+
+
+class PlainQueries(MLASelfAttention):
+    """Latent attention whose queries are not compressed, hence not normed (Moonlight): Megatron has a norm for both or neither."""
+
+    def _resolve_qk_norm_config(self, submodules):
+        return {
+            "linear_q_proj": submodules.linear_q_proj, "linear_q_up_proj": IdentityOp, "q_layernorm": IdentityOp,
+            "linear_kv_up_proj": submodules.linear_kv_up_proj, "kv_layernorm": submodules.kv_layernorm,
+        }  # fmt: skip
+
+
+def use_plain_queries(spec) -> None:
+    for layer in spec.layer_specs:
+        layer.submodules.self_attention.module = PlainQueries
+
+
+def _checkpoint_names(layer) -> dict[str, str]:
+    """Local name -> Transformer Engine's, which fuses most norms into the linear that follows; checkpoints go by the latter, so that
+    one written on either kind of layers loads on the other. Megatron's own table is for dense layers without latent attention."""
+    if hasattr(layer.self_attention.submodules, "kv_layernorm"):
+        out = {f"self_attention.{x}_layernorm.": f"self_attention.linear_{x}_up_proj.layer_norm_" for x in ("q", "kv")}
+    else:
+        out = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+    if getattr(layer.mlp, "func", None) is not MoELayer:
+        out["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
+    return out
+
+
+def use_packed_rotary(model) -> None:
+    """Every rotary embedding of a built model takes its positions from the pack; modules and buffers stay as they are."""
+    for module in model.modules():
+        if type(module) in PACKED:
+            module.__class__ = PACKED[type(module)]
+
+
+PACKED = {RotaryEmbedding: PackedRotary, YarnRotaryEmbedding: PackedYarn}

@@ -15,15 +15,7 @@ from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 
 from slime_cli import manifests
 from slime_cli.errors import DataError
-
-
-def folder(root: str | os.PathLike, iteration: int) -> pathlib.Path:
-    return pathlib.Path(root) / f"iter_{iteration:07d}"
-
-
-def iterations(root: str | os.PathLike) -> list[int]:
-    """Complete checkpoints under ``root``, oldest first."""
-    return sorted(int(p.parent.name[5:]) for p in pathlib.Path(root).glob("iter_*/checkpoint.json"))
+from slime_cli.manifests import checkpoints
 
 
 def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest: manifests.Checkpoint) -> None:
@@ -35,17 +27,17 @@ def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest:
     with contextlib.redirect_stdout(None):
         save_checkpoint(iteration, model, optimizer, scheduler, 0)
     if torch.distributed.get_rank() == 0:
-        target = folder(root, iteration)
+        target = checkpoints.folder(root, iteration)
         for file in target.iterdir():
             with open(file, "rb") as f:
                 os.fsync(f.fileno())
-        manifests.write(target / "checkpoint.json", manifest)
+        manifests.write(target / checkpoints.MANIFEST, manifest)
     torch.distributed.barrier()
 
 
-def prune(root: str, newest: int) -> None:
+def prune(root: str | os.PathLike, newest: int) -> None:
     """Keeps the ``newest`` complete checkpoints; others, broken ones too, go. Rank 0 calls it after the commit."""
-    keep = set(iterations(root)[-newest:])
+    keep = set(checkpoints.iterations(root)[-newest:])
     for path in pathlib.Path(root).glob("iter_*"):
         if path.name[5:].isdigit() and int(path.name[5:]) not in keep:
             shutil.rmtree(path)
@@ -57,7 +49,7 @@ def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_
     ``weights_only`` starts a new training from its weights. Raises DataError when the checkpoint is not complete.
     """
     path = pathlib.Path(path)
-    manifest = manifests.read(path / "checkpoint.json", manifests.Checkpoint)
+    manifest = manifests.read(path / checkpoints.MANIFEST, manifests.Checkpoint)
     if manifest.format != "torch_dist":
         raise DataError(f"{path}: format is {manifest.format}, not torch_dist", "slime convert hf-to-dist makes one")
     tracker = path.parent / "latest_checkpointed_iteration.txt"

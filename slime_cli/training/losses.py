@@ -15,38 +15,84 @@ def masked(values_T: torch.Tensor, mask_T: torch.Tensor) -> torch.Tensor:
     return torch.where(mask_T, values_T, torch.zeros((), dtype=values_T.dtype, device=values_T.device))
 
 
-def kl(log_probs_T: torch.Tensor, ref_log_probs_T: torch.Tensor, kind: str) -> torch.Tensor:
+def kl(
+    log_probs_T: torch.Tensor, ref_log_probs_T: torch.Tensor, kind: str, old_log_probs_T: torch.Tensor | None = None
+) -> torch.Tensor:
     """Per-token estimate of KL(policy || reference), shape [T] (J. Schulman, "Approximating KL divergence", 2020).
 
     k1 = lp - ref; k2 = (lp - ref)^2 / 2; k3 = exp(ref - lp) - 1 - (ref - lp); low_var_kl is k3 clamped to [-10, 10].
-    Raises ValueError for another ``kind``.
+    With ``old_log_probs_T`` the estimate is weighted by ``exp(lp - old)``, which makes its gradient that of the divergence
+    although another policy sampled the tokens (DeepSeek-V3.2, arXiv 2512.02556). Raises ValueError for another ``kind``.
     """
+    weight_T = 1.0 if old_log_probs_T is None else torch.exp(log_probs_T - old_log_probs_T)
     log_ratio_T = log_probs_T - ref_log_probs_T
     if kind == "k1":
-        return log_ratio_T
+        return weight_T * log_ratio_T
     if kind == "k2":
-        return log_ratio_T.square() / 2
+        return weight_T * log_ratio_T.square() / 2
     if kind == "k3":
-        return torch.expm1(-log_ratio_T) + log_ratio_T
+        return weight_T * (torch.expm1(-log_ratio_T) + log_ratio_T)
     if kind == "low_var_kl":
         # Twice the limit is far into the clamp already; beyond it exp would overflow, and its gradient be 0 * inf.
         reverse_T = (-log_ratio_T).clamp(max=2 * LOW_VAR_KL_LIMIT)
-        return (torch.expm1(reverse_T) - reverse_T).clamp(-LOW_VAR_KL_LIMIT, LOW_VAR_KL_LIMIT)
+        return (weight_T * (torch.expm1(reverse_T) - reverse_T)).clamp(-LOW_VAR_KL_LIMIT, LOW_VAR_KL_LIMIT)
     raise ValueError(f"unknown KL estimator {kind!r}; one of {', '.join(KL_TYPES)}")
 
 
 def clipped_policy_loss(
-    log_probs_T: torch.Tensor, old_log_probs_T: torch.Tensor, advantages_T: torch.Tensor, eps_low: float, eps_high: float
+    log_ratio_T: torch.Tensor, advantages_T: torch.Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with separate bounds (DAPO's clip-higher, arXiv 2503.14476).
 
-    Returns the per-token loss ``max(-r A, -clip(r, 1 - eps_low, 1 + eps_high) A)`` and whether the clip was active,
-    both [T].
+    ``log_ratio_T`` is the logarithm of the ratio r of the new policy to the old one. Returns the per-token loss
+    ``max(-r A, -clip(r, 1 - eps_low, 1 + eps_high) A)`` and whether the clip was active, both [T]. ``dual_clip`` c > 1 bounds
+    the loss of a negative advantage by ``-c A`` (dual-clip PPO, arXiv 1912.09729).
     """
-    ratio_T = torch.exp(log_probs_T - old_log_probs_T)
+    ratio_T = torch.exp(log_ratio_T)
     plain_T = -ratio_T * advantages_T
     clipped_T = -ratio_T.clamp(1 - eps_low, 1 + eps_high) * advantages_T
-    return torch.maximum(plain_T, clipped_T), clipped_T > plain_T
+    loss_T = torch.maximum(plain_T, clipped_T)
+    if dual_clip is not None:
+        loss_T = torch.where(advantages_T < 0, torch.minimum(loss_T, -dual_clip * advantages_T), loss_T)
+    return loss_T, clipped_T > plain_T
+
+
+def cispo_loss(
+    log_probs_T: torch.Tensor, old_log_probs_T: torch.Tensor, advantages_T: torch.Tensor, eps_low: float, eps_high: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """CISPO (MiniMax-M1, arXiv 2506.13585): ``-sg(clip(r, 1 - eps_low, 1 + eps_high)) A lp``, and whether the clip was
+    active. The clip bounds the weight and never the gradient: every token keeps teaching."""
+    ratio_T = torch.exp(log_probs_T - old_log_probs_T).detach()
+    weight_T = ratio_T.clamp(1 - eps_low, 1 + eps_high)
+    return -weight_T * advantages_T * log_probs_T, weight_T != ratio_T
+
+
+def sample_means(values_T: torch.Tensor, mask_T: torch.Tensor, sample_T: torch.Tensor, count: int) -> torch.Tensor:
+    """Mean over the trained tokens of each sample, laid out at its tokens again, [T]; 0 for a sample without any.
+
+    ``sample_T`` says which of ``count`` samples a token belongs to. GSPO's sequence ratio is ``exp`` of this over
+    ``lp - old`` (arXiv 2507.18071).
+    """
+    totals_N = values_T.new_zeros(count).index_add(0, sample_T, masked(values_T, mask_T))
+    counts_N = values_T.new_zeros(count).index_add(0, sample_T, mask_T.to(values_T.dtype))
+    return (totals_N / counts_N.clamp(min=1))[sample_T]
+
+
+def off_policy_sequence_mask(mean_gap_T: torch.Tensor, advantages_T: torch.Tensor, delta: float) -> torch.Tensor:
+    """OPSM (DeepSeek-V3.2, arXiv 2512.02556): bool [T], False in samples with a negative advantage whose mean
+    ``old - lp`` (``mean_gap_T``) is above ``delta``: the policy has moved away from them already."""
+    return ~((advantages_T < 0) & (mean_gap_T.detach() > delta))
+
+
+def value_loss(values_T: torch.Tensor, old_values_T: torch.Tensor, returns_T: torch.Tensor, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The critic's loss ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)`` and whether the clip was active, both [T]
+    (PPO's reference implementation; no factor of one half)."""
+    plain_T = (values_T - returns_T).square()
+    moved_T = values_T - old_values_T
+    far_T = moved_T.abs() > clip
+    near_T = torch.where(far_T, old_values_T + moved_T.clamp(-clip, clip), values_T)
+    clipped_T = (near_T - returns_T).square()
+    return torch.maximum(plain_T, clipped_T), far_T & (clipped_T > plain_T)
 
 
 def sample_weights(mask_sums_N: torch.Tensor, global_batch_size: int, per_token: bool) -> torch.Tensor:

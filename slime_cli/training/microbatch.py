@@ -27,23 +27,31 @@ class MicroBatch:
     """bool, True where the token is trained."""
     weight_R: torch.Tensor
     """What the token's loss counts in the step's loss."""
-    advantages_R: torch.Tensor
+    sample_R: torch.Tensor
+    """Which of the micro-batch's samples a response token belongs to."""
+    rows_R: np.ndarray
+    """Where each response token is in the batch's own ``_R`` columns; empty for a filler."""
     rollout_log_probs_R: torch.Tensor | None
+    advantages_R: torch.Tensor | None = None
+    returns_R: torch.Tensor | None = None
     old_log_probs_R: torch.Tensor | None = None
     ref_log_probs_R: torch.Tensor | None = None
-
-    def split(self, values_R: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Values by sample position, for keeping between passes."""
-        return dict(zip(self.positions, values_R.split(self.response_lengths)))
-
-    @property
-    def response_lengths(self) -> list[int]:
-        return self._lengths
-
+    teacher_log_probs_R: torch.Tensor | None = None
+    old_values_R: torch.Tensor | None = None
+    correction_R: torch.Tensor | None = None
+    """What an off-policy correction multiplies the policy loss with."""
     on_policy: bool = True
     """The weights that generated it are the ones that it is trained with: only then is the difference between trainer and
     engine a figure of the engines alone."""
-    _lengths: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        return max(len(self.positions), 1)
+
+    def take(self, column_R: np.ndarray) -> torch.Tensor:
+        """This micro-batch's part of a column of the whole batch, float32 on the device."""
+        values = column_R[self.rows_R] if len(self.rows_R) else np.zeros(1)
+        return torch.as_tensor(values, dtype=torch.float32).to(self.tokens_T.device)
 
 
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -53,7 +61,7 @@ def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def build(
-    batch: TrainBatch, positions: list[int], advantages_N: np.ndarray, weights_N: np.ndarray, *, multiple: int, device
+    batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, multiple: int, device
 ) -> MicroBatch:
     """Tensors of the samples at ``positions``; the pack's length is padded to a multiple of ``multiple`` (SP needs it).
 
@@ -66,11 +74,10 @@ def build(
     ends = np.cumsum(lengths)
     where = _ranges(ends - responses - 1, responses)
     mask, weight = batch.loss_mask_R[r].astype(bool), np.repeat(weights_N[p], responses)
-    advantages = np.repeat(advantages_N[p], responses)
     targets = tokens[where + 1] if len(where) else np.zeros(0, np.int64)
-    sizes = lengths.tolist()
+    sizes, owners = lengths.tolist(), np.repeat(np.arange(len(p)), responses)
     if not len(where):
-        where, targets, mask, weight, advantages = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, bool), np.zeros(1), np.zeros(1)
+        where, targets, mask, weight, owners = (np.zeros(1, t) for t in (np.int64, np.int64, bool, np.float64, np.int64))
     padding = (-len(tokens)) % multiple if len(tokens) else multiple
     if padding:
         tokens, sizes = np.concatenate([tokens, np.zeros(padding, np.int64)]), [*sizes, padding]
@@ -83,6 +90,6 @@ def build(
     return MicroBatch(
         positions=list(positions), tokens_T=tensor(tokens, torch.long), pack=attention.pack(sizes, device),
         where_R=tensor(where, torch.long), targets_R=tensor(targets, torch.long), mask_R=tensor(mask, torch.bool),
-        weight_R=tensor(weight, torch.float32), advantages_R=tensor(advantages, torch.float32),
-        rollout_log_probs_R=tensor(rollout, torch.float32), _lengths=responses.tolist(),
+        weight_R=tensor(weight, torch.float32), sample_R=tensor(owners, torch.long), rows_R=r,
+        rollout_log_probs_R=tensor(rollout, torch.float32),
     )  # fmt: skip

@@ -1,30 +1,87 @@
 """What the trainer is told besides Megatron's own options. Torch-free: made by the conductor, sent to every rank."""
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The algorithm of one stage."""
+    """The algorithm of one stage. Fields are named as slime's options are, except those that :meth:`from_options` derives."""
 
     loss_type: str = "policy_loss"
-    """``policy_loss`` or ``sft_loss``."""
-    steps_per_rollout: int = 1
+    num_steps_per_rollout: int = 1
     max_tokens: int | None = None
     """Tokens of a micro-batch (``--max-tokens-per-gpu`` with dynamic batching); None for static micro-batches."""
     oversize: str = "isolate"
-    temperature: float = 1.0
+    rollout_temperature: float = 1.0
+    log_probs_chunk_size: int | None = None
+
+    advantage_estimator: str = "grpo"
+    rewards_normalization: bool = True
+    grpo_std_normalization: bool = True
+    normalize_advantages: bool = False
+    gamma: float = 1.0
+    lambd: float = 1.0
+    custom_advantage_function_path: str | None = None
+
     eps_clip: float = 0.2
     eps_clip_high: float = 0.2
+    eps_clip_c: float | None = None
+    kl_coef: float = 0.0
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.0
     kl_loss_type: str = "low_var_kl"
+    use_unbiased_kl: bool = False
     entropy_coef: float = 0.0
-    normalise_rewards: bool = True
-    divide_by_std: bool = True
+    use_opsm: bool = False
+    opsm_delta: float = 1e-4
+    custom_loss_function_path: str | None = None
+
     use_rollout_logprobs: bool = False
-    advantage_estimator: str = "grpo"
+    get_mismatch_metrics: bool = False
+    use_tis: bool = False
+    tis_level: str = "token"
+    tis_mode: str = "clip"
+    tis_clip: float = 2.0
+    tis_clip_low: float = 0.0
+    tis_batch_normalize: bool = False
+    use_rs: bool = False
+    rs_level: str = "token"
+    rs_lower_bound: float = 0.5
+    rs_upper_bound: float = 2.0
+    rs_veto_threshold: float | None = None
+
+    use_opd: bool = False
+    opd_kl_coef: float = 1.0
+
+    value_clip: float = 0.2
+    num_critic_only_steps: int = 0
+
+    @classmethod
+    def from_options(cls, slime: dict[str, Any]) -> "Settings":
+        """From slime's resolved options by dest."""
+        names = {field.name for field in dataclasses.fields(cls)} & set(slime)
+        taken = {name: slime[name] for name in names}
+        if taken["eps_clip_high"] is None:
+            taken["eps_clip_high"] = taken["eps_clip"]
+        taken["num_steps_per_rollout"] = slime["num_steps_per_rollout"] or 1
+        return cls(**taken, max_tokens=slime["max_tokens_per_gpu"] if slime["use_dynamic_batch_size"] else None)
 
     @property
     def policy(self) -> bool:
-        return self.loss_type == "policy_loss"
+        return self.loss_type != "sft_loss"
+
+    @property
+    def critic(self) -> bool:
+        """A value model is trained beside the policy."""
+        return self.policy and self.advantage_estimator == "ppo"
+
+    @property
+    def corrected(self) -> bool:
+        """The engine's policy and the old one are told apart before the first step."""
+        return self.policy and (self.use_tis or self.use_rs or self.get_mismatch_metrics)
+
+    @property
+    def reference(self) -> bool:
+        """A reference policy is kept."""
+        return self.policy and (self.use_kl_loss or self.kl_coef != 0)

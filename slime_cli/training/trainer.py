@@ -1,74 +1,80 @@
-"""One rank's trainer: Megatron's model and optimizer, and the step that RL asks of them.
+"""One rank's trainer: what RL asks of Megatron for one rollout, from log-probabilities to optimizer steps.
 
 Created by the cluster's worker (one a process) and by the layout tests; every method is collective: all ranks call it with
-the same arguments. The loss of a step is one number over the global batch, so its gradient does not depend on packing,
-micro-batch count or layout.
+the same arguments. The loss of a step is one number over the global batch, and everything that is decided before a step
+(advantages, whitening, off-policy corrections) is computed over the whole batch on every rank that needs it, so the gradient
+does not depend on packing, micro-batch count or layout.
 """
 
-import contextlib
+import copy
 import functools
-from collections.abc import Callable, Iterator
+import operator
+import os
+import pathlib
+import types
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from megatron.core import mpu
-from megatron.core.distributed import finalize_model_grads
-from megatron.core.enums import ModelType
-from megatron.core.optimizer import get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_model_config
-from megatron.training.training import get_megatron_optimizer_config, get_model, get_optimizer_param_scheduler
 
+from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
-from slime_cli.errors import EngineError
-from slime_cli.training import advantages, losses, megatron, metrics, microbatch, packing
-from slime_cli.training.logprobs import token_entropy, token_log_probs
-from slime_cli.training.model import provider
-from slime_cli.training.settings import Settings
+from slime_cli.manifests import checkpoints
 from slime_cli.tracing.spans import Tracer
+from slime_cli.training import advantages, checkpoint, corrections, heads, losses, megatron, metrics, microbatch, model, objective, packing
+from slime_cli.training.network import Network
+from slime_cli.training.settings import Settings
+
+Part = list[microbatch.MicroBatch]
 
 
 class Trainer:
-    """Holds the model of this rank for one stage of a run."""
+    """Holds the networks of this rank for one stage of a run."""
 
-    def __init__(self, args, settings: Settings, tracer: Tracer):
-        self.args, self.settings, self.tracer = args, settings, tracer
+    def __init__(self, args, settings: Settings, tracer: Tracer, hooks: dict[str, Callable] | None = None, critic_args=None):
+        self.args, self.settings, self.tracer, self.hooks = args, settings, tracer, hooks or {}
         megatron.begin_stage(args)
-        with contextlib.redirect_stdout(None):
-            self.model = get_model(provider, ModelType.encoder_or_decoder)
-            config, _ = get_megatron_optimizer_config(args)
-            self.optimizer = get_megatron_optimizer(config, self.model)
-            self.scheduler = get_optimizer_param_scheduler(self.optimizer)
-        self.config = get_model_config(self.model[0])
-        self.config.grad_scale_func = self.optimizer.scale_loss
-        self.config.finalize_model_grads_func = finalize_model_grads
-        self.device = next(self.model[0].parameters()).device
-        self.reference: dict[str, torch.Tensor] | None = None
+        self.policy = Network(args, model.provider, tracer)
+        self.critic = None
+        if settings.critic:
+            self.critic = Network(_untied(critic_args or args), model.critic_provider, tracer, "critic")
+            self.policy.activate()
         self.step = 0
+        """Optimizer steps of this stage, over all attempts; those that trained the critic alone count."""
 
-    # -- weights ---------------------------------------------------------------------------------------------------
+    # -- weights and checkpoints ----------------------------------------------------------------------------------------
 
-    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of everything that this rank holds, over virtual pipeline stages."""
-        for chunk, module in enumerate(self.model):
-            for name, parameter in module.named_parameters():
-                yield f"{chunk}.{name}", parameter.data
+    def begin(self) -> None:
+        """The policy has its weights: the optimizer takes them over, and the critic begins as the policy does."""
+        self.policy.optimizer.reload_model_params()
+        if self.critic:
+            self.critic.take_weights(self.policy)
 
-    def keep_reference(self) -> None:
-        """Host copies of the present weights become the reference policy."""
-        self.reference = {name: tensor.detach().cpu().clone() for name, tensor in self.parameters()}
+    def save(self, root: str, manifest: manifests.Checkpoint) -> pathlib.Path:
+        """Everything as of :attr:`step`; the folder. The policy's is written last: complete means that both are."""
+        if self.critic:
+            self.critic.save(_critic_root(root), self.step, manifest)
+            self.policy.activate()
+        self.policy.save(root, self.step, manifest)
+        return checkpoints.folder(root, self.step)
 
-    @contextlib.contextmanager
-    def _as_reference(self) -> Iterator[None]:
-        """Reference weights in place of the policy's, which come back afterwards whatever happens."""
-        kept = {name: tensor.detach().cpu().clone() for name, tensor in self.parameters()}
-        try:
-            for name, tensor in self.parameters():
-                tensor.copy_(self.reference[name])
-            yield
-        finally:
-            for name, tensor in self.parameters():
-                tensor.copy_(kept[name])
+    def load(self, path: str, *, weights_only: bool) -> int:
+        """A checkpoint folder: all of it, to go on from, or the policy's weights alone, to begin with."""
+        self.step = self.policy.load(path, weights_only=weights_only)
+        if weights_only:
+            self.step = 0
+            self.begin()
+        elif self.critic:
+            own = pathlib.Path(path)
+            self.critic.load(_critic_root(own.parent) / own.name, weights_only=False)
+            self.policy.activate()
+        return self.step
+
+    def prune(self, root: str, newest: int) -> None:
+        """Keeps the ``newest`` complete checkpoints. Rank 0 alone calls it."""
+        for folder in (root, _critic_root(root)):
+            checkpoint.prune(folder, newest)
 
     # -- a rollout ----------------------------------------------------------------------------------------------------
 
@@ -76,29 +82,52 @@ class Trainer:
         """Every optimizer step of one rollout. Metrics on the one rank that reports, None on the others."""
         s = self.settings
         with self.tracer.span("data"):
-            advantages_N = np.zeros(len(batch))
-            if s.policy:
-                advantages_N = advantages.grpo(
-                    batch.rewards_N, batch.group_index_N, normalise=s.normalise_rewards, divide_by_std=s.divide_by_std
-                )
-            parts = [self._micro_batches(batch, positions, advantages_N) for positions in packing.split_steps(len(batch), s.steps_per_rollout)]
-        if s.policy and s.use_kl_loss:
-            with self.tracer.span("ref_log_probs"), self._as_reference():
-                for mbs, _ in parts:
-                    self._keep_log_probs(mbs, "ref_log_probs_R")
-        if s.policy and s.use_rollout_logprobs:
-            for step, (mbs, _) in enumerate(parts):
-                for mb in mbs:
-                    mb.old_log_probs_R, mb.on_policy = mb.rollout_log_probs_R, step == 0
-        elif s.policy and len(parts) > 1:
-            # With one step a rollout the policy has not moved yet, so its own log-probabilities are the old ones.
-            with self.tracer.span("log_probs"):
-                for mbs, _ in parts:
-                    self._keep_log_probs(mbs, "old_log_probs_R")
-        reports = [self._optimizer_step(mbs, dropped) for mbs, dropped in parts]
-        return metrics.over_steps(reports)
+            parts, dropped = self._parts(batch)
+        found = self._prepare(batch, parts) if s.policy else {}
+        reports, of_critic = [], []
+        if self.critic:
+            of_critic = [self._step(self.critic, mbs, heads.values, objective.value) for mbs in parts]
+        if not self.critic or self.step >= s.num_critic_only_steps * s.num_steps_per_rollout:
+            head, loss = self._objective()
+            reports = [self._step(self.policy, mbs, head, loss, oversize_dropped=n) for mbs, n in zip(parts, dropped)]
+        self.step += len(parts)
+        out = [metrics.over_steps(r) for r in (of_critic, reports) if r]
+        return None if None in out else functools.reduce(operator.or_, out) | found
 
-    def _micro_batches(self, batch: TrainBatch, positions: range, advantages_N) -> tuple[list[microbatch.MicroBatch], int]:
+    def _objective(self) -> tuple[Callable, Callable]:
+        """The policy's head and loss."""
+        s = self.settings
+        if "loss" in self.hooks:
+            return heads.logits, lambda s, mb, logits_RV: objective.custom(self.hooks["loss"], self.hook_args, mb, logits_RV)
+        if not s.policy:
+            return self._log_prob_head(temperature=1.0), objective.supervised
+        return self._log_prob_head(entropy="gradient" if s.entropy_coef else "value"), objective.policy
+
+    def _log_prob_head(self, **more) -> Callable:
+        given = {"temperature": self.settings.rollout_temperature, "chunk": self.settings.log_probs_chunk_size} | more
+        return functools.partial(heads.log_probs, **given)
+
+    def _step(self, network: Network, mbs: Part, head: Callable, loss: Callable, **counts: float) -> dict[str, torch.Tensor] | None:
+        reports, grad_norm = network.train(mbs, head, lambda mb, out: self._reported(loss, mb, out))
+        prefix = "" if network is self.policy else f"{network.name}_"
+        scalars = {f"{prefix}grad_norm": grad_norm, f"{prefix}lr": network.lr} | counts
+        return metrics.over_ranks(reports, **scalars)
+
+    def _reported(self, loss: Callable, mb: microbatch.MicroBatch, out: torch.Tensor) -> tuple[torch.Tensor, dict]:
+        value, report = loss(self.settings, mb, out)
+        return value, metrics.of_micro_batch(report, mb.mask_R)
+
+    # -- before the first step ----------------------------------------------------------------------------------------
+
+    def _parts(self, batch: TrainBatch) -> tuple[list[Part], list[int]]:
+        """This rank's micro-batches of each optimizer step, and how many samples each step dropped."""
+        made = [self._micro_batches(batch, positions) for positions in packing.split_steps(len(batch), self.settings.num_steps_per_rollout)]
+        parts = [mbs for mbs, _ in made]
+        for mb in (mb for mbs in parts[1:] for mb in mbs):
+            mb.on_policy = False
+        return parts, [dropped for _, dropped in made]
+
+    def _micro_batches(self, batch: TrainBatch, positions: range) -> tuple[Part, int]:
         s, args = self.settings, self.args
         plan = packing.schedule(
             list(positions), batch.lengths_N.tolist(), mpu.get_data_parallel_world_size(), max_tokens=s.max_tokens,
@@ -111,82 +140,127 @@ class Trainer:
         if args.calculate_per_token_loss:
             weights_N = weights_N / max(int(sums_N[list(positions)].sum()), 1)
         multiple = args.tensor_model_parallel_size if args.sequence_parallel else 1
-        build = functools.partial(microbatch.build, batch, multiple=multiple, device=self.device)
-        mine = plan.per_rank[mpu.get_data_parallel_rank()]
-        return [build(p, advantages_N, weights_N) for p in mine], len(plan.dropped)
+        build = functools.partial(microbatch.build, batch, weights_N=weights_N, multiple=multiple, device=self.policy.device)
+        return [build(p) for p in plan.per_rank[mpu.get_data_parallel_rank()]], len(plan.dropped)
 
-    # -- passes through the model -----------------------------------------------------------------------------------
+    def _prepare(self, batch: TrainBatch, parts: list[Part]) -> dict[str, float]:
+        """Gives every micro-batch its old and reference log-probabilities, advantages, returns and corrections.
 
-    def _pass(self, mbs: list[microbatch.MicroBatch], last: Callable, *, forward_only: bool) -> list:
-        """Megatron's schedule over ``mbs``; ``last(mb, logits_RV)`` runs on the last pipeline stage. Its results there."""
+        Metrics of the corrections. Only the last pipeline stage has any of it, and only it needs any.
+        """
+        s, mbs = self.settings, [mb for part in parts for mb in part]
+        if s.reference:
+            with self.tracer.span("ref_log_probs"), self.policy.as_kept("reference"):
+                self._log_probs(parts, "ref_log_probs_R")
+        if s.use_opd:
+            with self.tracer.span("teacher_log_probs"), self.policy.as_kept("teacher"):
+                self._log_probs(parts, "teacher_log_probs_R")
+        self._old_log_probs(parts)
+        if self.critic:
+            with self.tracer.span("values"):
+                for part in parts:
+                    for mb, values_R in zip(part, self.critic.forward(part, heads.values)):
+                        mb.old_values_R = values_R
+        if not mpu.is_pipeline_last_stage(ignore_virtual=True):
+            return {}
+        with self.tracer.span("advantages"):
+            return self._attach(batch, mbs)
 
-        def forward_step(iterator, model):
-            mb = next(iterator)
-            out = model(mb.tokens_T[None], mb.pack.positions_T[None], None, packed_seq_params=mb.pack)
+    def _old_log_probs(self, parts: list[Part]) -> None:
+        s = self.settings
+        if s.use_rollout_logprobs:
+            for mb in (mb for part in parts for mb in part):
+                mb.old_log_probs_R = mb.rollout_log_probs_R
+        elif len(parts) > 1 or s.corrected or s.kl_coef or s.use_opd or self.policy.kept("old"):
+            # Else the policy has not moved when its one step begins, and its own log-probabilities are the old ones.
+            with self.tracer.span("log_probs"):
+                if self.policy.kept("old"):
+                    with self.policy.as_kept("old"):
+                        self._log_probs(parts, "old_log_probs_R")
+                else:
+                    self._log_probs(parts, "old_log_probs_R")
 
-            def loss_func(output_tensor, non_loss_data=False):
-                # Only the rows that predict a response token: the rest of the logits is never converted to float.
-                return last(mb, output_tensor.squeeze(0)[mb.where_R])
+    def _log_probs(self, parts: list[Part], column: str) -> None:
+        for part in parts:
+            for mb, out_2R in zip(part, self.policy.forward(part, self._log_prob_head())):
+                setattr(mb, column, out_2R[0])
 
-            return out, loss_func
+    def _attach(self, batch: TrainBatch, mbs: Part) -> dict[str, float]:
+        s = self.settings
+        shape = advantages.Shape(batch.response_lengths_N, batch.loss_mask_R.astype(bool))
 
-        for module in self.model:
-            module.eval() if forward_only else module.train()
-        iterators = [iter(mbs) for _ in self.model]
-        with torch.no_grad() if forward_only else contextlib.nullcontext():
-            return get_forward_backward_func()(
-                forward_step_func=forward_step, data_iterator=iterators if len(iterators) > 1 else iterators[0], model=self.model,
-                num_microbatches=len(mbs), seq_length=self.args.seq_length, micro_batch_size=1, forward_only=forward_only,
-                collect_non_loss_data=forward_only,
-            )  # fmt: skip
+        def whole(column: str) -> np.ndarray:
+            return shape.masked(_whole_column(mbs, column, len(batch.loss_mask_R)))
 
-    def _keep_log_probs(self, mbs: list[microbatch.MicroBatch], column: str) -> None:
-        def last(mb, logits_RV):
-            return token_log_probs(logits_RV, mb.targets_R, self.settings.temperature)
-
-        for mb, values_R in zip(mbs, self._pass(mbs, last, forward_only=True)):
-            setattr(mb, column, values_R)
-
-    def _optimizer_step(self, mbs: list[microbatch.MicroBatch], dropped: int) -> dict[str, torch.Tensor] | None:
-        with self.tracer.span("forward_backward", micro_batches=len(mbs)):
-            for module in self.model:
-                module.zero_grad_buffer()
-            self.optimizer.zero_grad()
-            # Megatron divides by the micro-batch count and, unless --calculate-per-token-loss makes it add up, averages over
-            # data-parallel ranks; the weights are global.
-            ranks = 1 if self.args.calculate_per_token_loss else mpu.get_data_parallel_world_size(with_context_parallel=True)
-            scale = len(mbs) * ranks
-            reports = self._pass(mbs, functools.partial(self._loss, scale=scale), forward_only=False)
-        with self.tracer.span("optimizer"):
-            ok, grad_norm, _ = self.optimizer.step()
-            self.scheduler.step(increment=self.args.global_batch_size)
-        if not ok:
-            raise EngineError(f"step {self.step + 1}: the gradient is not finite", "lower --lr or raise numeric precision")
-        self.step += 1
-        return metrics.over_ranks(reports, grad_norm=grad_norm, lr=self.optimizer.param_groups[0]["lr"], oversize_dropped=dropped)
-
-    def _loss(self, mb: microbatch.MicroBatch, logits_RV: torch.Tensor, *, scale: float):
-        s, mask_R = self.settings, mb.mask_R
-        # Masked before anything is computed: 0 * nan is nan in a backward pass, so masking the loss alone is too late.
-        log_probs_R = losses.masked(token_log_probs(logits_RV, mb.targets_R, s.temperature if s.policy else 1.0), mask_R)
-        report = {}
-        if s.policy:
-            old_R = log_probs_R.detach() if mb.old_log_probs_R is None else losses.masked(mb.old_log_probs_R, mask_R)
-            loss_R, clipped_R = losses.clipped_policy_loss(log_probs_R, old_R, mb.advantages_R, s.eps_clip, s.eps_clip_high)
-            report |= {"pg_loss": (loss_R, mb.weight_R), "pg_clipfrac": clipped_R, "ppo_kl": old_R - log_probs_R}
-            if mb.on_policy:
-                before_R = log_probs_R if s.use_rollout_logprobs else old_R
-                report["train_rollout_logprob_abs_diff"] = (before_R - mb.rollout_log_probs_R).abs()
-            if s.use_kl_loss:
-                kl_R = losses.kl(log_probs_R, losses.masked(mb.ref_log_probs_R, mask_R), s.kl_loss_type)
-                report["kl_loss"] = (kl_R, mb.weight_R)
-                loss_R = loss_R + s.kl_loss_coef * kl_R
-            with torch.set_grad_enabled(s.entropy_coef != 0):
-                entropy_R = token_entropy(logits_RV, s.temperature)
-            report["entropy"] = entropy_R
-            loss_R = loss_R - s.entropy_coef * entropy_R
+        kl_R = distil_R = None
+        if s.kl_coef:
+            old, ref = (torch.from_numpy(whole(c)) for c in ("old_log_probs_R", "ref_log_probs_R"))
+            kl_R = losses.kl(old, ref, s.kl_loss_type).numpy()
+        if s.use_opd:
+            distil_R = whole("old_log_probs_R") - whole("teacher_log_probs_R")
+        values_R = whole("old_values_R") if self.critic else None
+        if "advantage" in self.hooks:
+            advantages_R, returns_R = self._custom_advantages(batch, shape, kl_R, values_R)
         else:
-            loss_R = -log_probs_R
-        report |= {"loss": (loss_R, mb.weight_R), "log_probs": log_probs_R}
-        loss = (losses.masked(loss_R, mask_R) * mb.weight_R).sum()
-        return loss * scale, metrics.of_micro_batch(report, mask_R)
+            advantages_R, returns_R = advantages.compute(
+                s, batch.rewards_N, batch.group_index_N, shape, kl_R=kl_R, values_R=values_R, distil_R=distil_R
+            )
+        found = {}
+        if s.corrected:
+            correction = corrections.correct(s, whole("old_log_probs_R"), batch.rollout_log_probs_R, shape)
+            found = correction.metrics
+        for mb in mbs:
+            mb.advantages_R, mb.returns_R = mb.take(advantages_R), mb.take(returns_R)
+            if s.use_tis or s.use_rs:
+                mb.correction_R = mb.take(correction.weights_R)
+        if kl_R is not None:
+            found["reward_kl"] = float(kl_R[shape.mask_R].mean()) if shape.mask_R.any() else 0.0
+        return found
+
+    # -- hooks -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def hook_args(self) -> types.SimpleNamespace:
+        """What a user's function gets as ``args``: Megatron's arguments, and over them the settings of this stage."""
+        return types.SimpleNamespace(**(vars(self.args) | vars(self.settings)))
+
+    def _custom_advantages(self, batch: TrainBatch, shape: advantages.Shape, kl_R, values_R) -> tuple[np.ndarray, np.ndarray]:
+        """``--custom-advantage-function-path``: sets ``advantages`` (and ``returns``, if it has a critic), both [R]."""
+        data = {
+            "rewards": batch.rewards_N, "group_index": batch.group_index_N, "response_lengths": batch.response_lengths_N,
+            "loss_mask": shape.mask_R, "rollout_log_probs": batch.rollout_log_probs_R, "kl": kl_R, "values": values_R,
+        }  # fmt: skip
+        self.hooks["advantage"](self.hook_args, data)
+        advantages_R = np.asarray(data.get("advantages"), np.float64)
+        if advantages_R.shape != shape.mask_R.shape:
+            raise ValueError(
+                f"--custom-advantage-function-path left 'advantages' of shape {advantages_R.shape}; one value for each of the "
+                f"{len(shape.mask_R)} response tokens is needed"
+            )
+        returns_R = np.asarray(data.get("returns", advantages_R), np.float64)
+        return shape.masked(advantages_R), shape.masked(returns_R)
+
+
+def _critic_root(root: str | os.PathLike) -> pathlib.Path:
+    return pathlib.Path(root) / "critic"
+
+
+def _untied(args):
+    """A value head shares nothing with the embedding, and Megatron must not sum their gradients."""
+    out = copy.copy(args)
+    out.untie_embeddings_and_output_weights = True
+    return out
+
+
+def _whole_column(mbs: Part, name: str, size: int) -> np.ndarray:
+    """A per-token column of this rank's micro-batches as a column of the whole batch, float64 [R].
+
+    Collective over the data-parallel ranks of the last pipeline stage: each fills its own places, and the sum has them all.
+    """
+    out_R = torch.zeros(size, dtype=torch.float64)
+    for mb in mbs:
+        if len(mb.rows_R):
+            out_R[torch.from_numpy(mb.rows_R)] = getattr(mb, name).double().cpu()
+    out_R = out_R.to(mbs[0].tokens_T.device)
+    torch.distributed.all_reduce(out_R, group=mpu.get_data_parallel_group(with_context_parallel=True))
+    return out_R.cpu().numpy()

@@ -1,19 +1,30 @@
 """Megatron's architecture options for an HF config. Torch-free.
 
-Dense Llama-like families only so far; another architecture needs its options given by a model profile.
+:func:`megatron_args` is the one place that derives them: training, conversion, ``slime convert derive`` and the shipped model
+profiles (``ci/model_profiles.py``) all take them from here. What each architecture means is in
+:mod:`slime_cli.weights.families`. Keys are dests of Megatron's own parser, values as slime reads them from a command line.
 """
 
 import json
 import pathlib
+import re
 from typing import Any
 
-from slime_cli.errors import DataError
+from slime_cli.errors import DataError, UsageError
+from slime_cli.options import catalogue
+from slime_cli.options.spec import to_words
+from slime_cli.weights.families import DEQUANTISED, FAMILIES
 
-DENSE = {
-    "Qwen3ForCausalLM": {"qk_layernorm": True},
-    "Qwen2ForCausalLM": {"add_qkv_bias": True},
-    "LlamaForCausalLM": {},
-}
+CHOICES = frozenset(
+    {
+        "seq_length", "max_position_embeddings", "moe_grouped_gemm", "moe_router_dtype", "moe_router_load_balancing_type",
+        "moe_aux_loss_coeff", "moe_router_bias_update_rate",
+    }
+)  # fmt: skip
+"""Derived, but a user may have it otherwise: how the model is trained, not what it is."""
+
+PATTERNS = ("moe_layer_freq", "linear_attention_freq")
+"""Dests whose values are list expressions; two spellings can mean the same."""
 
 
 def read_config(checkpoint: str) -> dict[str, Any]:
@@ -27,45 +38,68 @@ def read_config(checkpoint: str) -> dict[str, Any]:
         raise DataError(f"{path}: not JSON ({error})", "download or export the checkpoint again") from None
 
 
+def name(config: dict[str, Any]) -> str:
+    """The HF architecture, ``?`` when the config does not say."""
+    return (config.get("architectures") or ["?"])[0]
+
+
 def megatron_args(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Options by dest, e.g. ``{"num_layers": 28, ...}``; None for an architecture that is not derived here."""
-    name = (config.get("architectures") or ["?"])[0]
-    if name not in DENSE:
+    """Options by dest, e.g. ``{"num_layers": 28, ...}``; None for an architecture that is not derived here.
+
+    Raises DataError for a known architecture with a feature that Megatron has no option for.
+    """
+    family = FAMILIES.get(name(config))
+    if family is None:
         return None
-    heads = config["num_attention_heads"]
-    rope = config.get("rope_parameters") or {}
-    out = {
-        "num_layers": config["num_hidden_layers"],
-        "hidden_size": config["hidden_size"],
-        "ffn_hidden_size": config["intermediate_size"],
-        "num_attention_heads": heads,
-        "group_query_attention": True,
-        "num_query_groups": config.get("num_key_value_heads", heads),
-        "kv_channels": config.get("head_dim") or config["hidden_size"] // heads,
-        "normalization": "RMSNorm",
-        "norm_epsilon": config["rms_norm_eps"],
-        "swiglu": True,
-        "disable_bias_linear": True,
-        "position_embedding_type": "rope",
-        "rotary_base": int(rope.get("rope_theta") or config.get("rope_theta", 10000)),
-        "max_position_embeddings": config["max_position_embeddings"],
-        "seq_length": config["max_position_embeddings"],
-        "vocab_size": config["vocab_size"],
-        "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings", False),
-    }
-    return out | DENSE[name]
+    _check_quantisation(config)
+    return {dest: value for dest, value in family(config).items() if value is not None}
 
 
-_SPELLING = {"disable_bias_linear": "--disable-bias-linear", "add_qkv_bias": "--add-qkv-bias"}
+def _check_quantisation(config: dict[str, Any]) -> None:
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method is not None and method != DEQUANTISED.get(name(config)):
+        raise DataError(f"config.json: the weights are quantised ({method})", "give the checkpoint with bfloat16 weights of the same model")
 
 
 def argv(args: dict[str, Any]) -> list[str]:
-    """The same options as a command line for Megatron's parser."""
+    """The same options as a command line for Megatron's parser; a flag that stores its default is left out."""
+    table = catalogue.load("megatron")
     out = []
     for dest, value in args.items():
-        flag = _SPELLING.get(dest, "--" + dest.replace("_", "-"))
-        if value is True:
-            out.append(flag)
-        elif value is not False:
-            out += [flag, str(value)]
+        options = table.by_dest.get(dest, [])
+        if options and not options[0].takes_value and value == options[0].default:
+            continue
+        out += to_words(table.option_for(dest, value), value)
     return out
+
+
+def contradiction(derived: dict[str, Any], given: dict[str, Any]) -> str | None:
+    """The first dest at which ``given`` makes another model than ``derived`` does; None when they agree."""
+    for dest, value in derived.items():
+        other = given.get(dest)
+        if other is not None and dest not in CHOICES and not _same(dest, value, other):
+            return dest
+    return None
+
+
+def _same(dest: str, one: Any, other: Any) -> bool:
+    return one == other or dest in PATTERNS and expand(str(one)) == expand(str(other))
+
+
+def expand(pattern: str) -> list[int] | None:
+    """The list that a pattern of plain runs means, ``[0]+[1]*2`` or ``[0,1,1]``; None for anything more elaborate."""
+    out: list[int] = []
+    for run in pattern.replace(" ", "").removeprefix("(").removesuffix(")").split("+"):
+        found = re.fullmatch(r"\[([\d,]+)\](?:\*(\d+))?", run)
+        if not found:
+            return None
+        out += [int(item) for item in found[1].split(",")] * int(found[2] or 1)
+    return out
+
+
+def check_given(derived: dict[str, Any], given: dict[str, Any], where: str) -> None:
+    """Raises UsageError when options given for training contradict those that follow from the checkpoint ``where``."""
+    dest = contradiction(derived, given)
+    if dest is not None:
+        flag = catalogue.load("megatron").by_dest[dest][0].flag
+        raise UsageError(f"{flag} makes {dest} {given[dest]}, {where} makes it {derived[dest]}", "leave it out: it follows from --hf-checkpoint")

@@ -1,41 +1,53 @@
 """HF names <-> Megatron weights through megatron-bridge, for models built with local layers as well.
 
-Transformer Engine fuses the two layer norms into the linears that follow them and megatron-bridge knows those names only;
-local layers keep the norms apart, so each such mapping gets a twin under the local name.
+Transformer Engine keeps a layer's experts in one grouped module, and for some architectures megatron-bridge knows those names
+only; local layers keep each expert apart, so such a mapping gets a twin under the local name. (It knows by itself that local
+layers keep the norms apart.)
 """
 
 import contextlib
+import copy
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 
 import torch
 
-FUSED_TO_LOCAL = {
-    ".self_attention.linear_qkv.layer_norm_weight": ".input_layernorm.weight",
-    ".mlp.linear_fc1.layer_norm_weight": ".pre_mlp_layernorm.weight",
-}
+GROUPED = re.compile(r"(.*\.mlp\.experts)\.(linear_fc[12])\.weight\*")
+"""Megatron's name of a grouped expert's weight; its last wildcard is the expert's number."""
 
 
 def _with_local_names(bridge_class) -> None:
     if getattr(bridge_class, "_slime_local_names", False):
         return
     from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
-    from megatron.bridge.models.conversion.param_mapping import AutoMapping
 
     original = bridge_class.mapping_registry
 
     def mapping_registry(self):
         mappings = list(original(self).mappings)
+        known = {mapping.megatron_param for mapping in mappings}
         for mapping in list(mappings):
-            for fused, local in FUSED_TO_LOCAL.items():
-                if mapping.megatron_param.startswith("decoder.") and mapping.megatron_param.endswith(fused):
-                    name = mapping.megatron_param.replace(fused, local)
-                    mappings.append(AutoMapping(megatron_param=name, hf_param=mapping.hf_param))
+            if found := GROUPED.fullmatch(mapping.megatron_param):
+                twin = copy.copy(mapping)
+                twin.megatron_param = f"{found[1]}.local_experts.*.{found[2]}.weight"
+                if twin.megatron_param not in known:
+                    mappings.append(twin)
         return MegatronMappingRegistry(*mappings)
 
     bridge_class.mapping_registry = mapping_registry
     bridge_class._slime_local_names = True
+
+
+def _know_mimo() -> None:
+    """transformers has no MiMo, whose config is Qwen2's and the number of layers that predict further tokens."""
+    from transformers import AutoConfig, Qwen2Config
+
+    class MiMoConfig(Qwen2Config):
+        model_type = "mimo"
+
+    AutoConfig.register("mimo", MiMoConfig, exist_ok=True)
 
 
 def _say_whether_tied(model: list) -> None:
@@ -56,6 +68,7 @@ class Bridge:
             from megatron.bridge import AutoBridge
 
             logging.getLogger("megatron.bridge").setLevel(logging.ERROR)
+            _know_mimo()
             self._bridge = AutoBridge.from_hf_pretrained(hf_checkpoint, torch_dtype=dtype)
         _with_local_names(type(self._bridge._model_bridge))
 

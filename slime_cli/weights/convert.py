@@ -24,39 +24,42 @@ import msgspec
 from slime_cli import errors, manifests
 from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
 from slime_cli.hardware import device as hardware
-from slime_cli.options import catalogue
-from slime_cli.options.spec import to_words
+from slime_cli.manifests import checkpoints
 from slime_cli.serving.process import free_port, local_environment
 from slime_cli.weights import architecture
 from slime_cli.weights.describe import checkpoint_manifest
+from slime_cli.weights.families import FAMILIES
 
 LAST_LINES = 12
 Say = Callable[[str], None]
+Run = Callable[[dict[str, Any], Say], None]
+"""Carries out a job on all its ranks; raises what went wrong."""
 
 
 def hf_to_dist(
-    hf_checkpoint: str | os.PathLike, save: str | os.PathLike, *, tensor: int = 1, pipeline: int = 1,
-    megatron: dict[str, Any] | None = None, force: bool = False, say: Say = lambda text: None,
+    hf_checkpoint: str | os.PathLike, save: str | os.PathLike, *, tensor: int = 1, pipeline: int = 1, expert: int = 1,
+    megatron: dict[str, Any] | None = None, force: bool = False, say: Say = lambda text: None, run: Run | None = None,
 ) -> pathlib.Path:  # fmt: skip
-    """Writes ``save/iter_0000000`` and returns it. ``megatron``: options by dest beyond those that follow from the config."""
+    """Writes ``save/iter_0000000`` and returns it. ``megatron``: options by dest beyond those that follow from the config.
+
+    ``run`` carries out the job on all its ranks; the default starts a process a rank.
+    """
     source, save = pathlib.Path(hf_checkpoint).resolve(), pathlib.Path(save).resolve()
     args = _architecture(source, megatron or {})
     _check_weights(source)
-    _check_layout(args, tensor, pipeline)
+    _check_layout(args, tensor, pipeline, expert)
     _check_target(save, force)
     say(f"hashing {source}")
     dtype = _trainer_dtype(architecture.read_config(str(source)))
-    layout = {"tensor": tensor, "pipeline": pipeline, "data": 1, "context": 1, "expert": 1}
+    layout = {"tensor": tensor, "pipeline": pipeline, "data": expert, "context": 1, "expert": expert}
     manifest = checkpoint_manifest(source, iteration=0, dtype=dtype, layout=layout)
     manifest = msgspec.structs.replace(manifest, megatron_args=args)
     with _building(save) as building:
-        _ranks(
-            {
-                "kind": "hf_to_dist", "hf": str(source), "target": str(building), "dtype": dtype, "argv": _argv(source, args),
-                "tensor": tensor, "pipeline": pipeline, "manifest": msgspec.to_builtins(manifest),
-            },
-            say,
-        )  # fmt: skip
+        job = {
+            "kind": "hf_to_dist", "hf": str(source), "target": str(building), "dtype": dtype, "argv": architecture.argv(args),
+            "tensor": tensor, "pipeline": pipeline, "expert": expert, "manifest": msgspec.to_builtins(manifest),
+        }  # fmt: skip
+        (run or _ranks)(job, say)
         shutil.rmtree(save / "iter_0000000", ignore_errors=True)
         _move_into(building, save)
     return save / "iter_0000000"
@@ -64,13 +67,13 @@ def hf_to_dist(
 
 def dist_to_hf(
     load: str | os.PathLike, save: str | os.PathLike, *, origin: str | os.PathLike | None = None,
-    megatron: dict[str, Any] | None = None, force: bool = False, say: Say = lambda text: None,
+    megatron: dict[str, Any] | None = None, force: bool = False, say: Say = lambda text: None, run: Run | None = None,
 ) -> tuple[pathlib.Path, int]:  # fmt: skip
     """Writes an HF checkpoint with the weights of ``load`` and the other files of ``origin``; the folder and the iteration.
 
     ``load`` is an ``iter_NNNNNNN`` folder, or one that holds some: the newest complete one is taken.
     """
-    checkpoint, save = complete_checkpoint(load), pathlib.Path(save).resolve()
+    checkpoint, save = checkpoints.complete(load), pathlib.Path(save).resolve()
     manifest = manifests.read(checkpoint / "checkpoint.json", manifests.Checkpoint)
     if manifest.format != "torch_dist":
         raise DataError(f"{checkpoint}: format is {manifest.format}, not torch_dist", "there is nothing to convert")
@@ -91,10 +94,10 @@ def dist_to_hf(
     )  # fmt: skip
     with _building(save) as building:
         job = {
-            "kind": "dist_to_hf", "hf": str(source), "load": str(checkpoint), "target": str(building / "hf"), "tensor": 1, "pipeline": 1,
-            "dtype": "float32" if hardware.find().kind == "cpu" else manifest.dtype, "hf_dtype": out.dtype, "argv": _argv(source, args),
+            "kind": "dist_to_hf", "hf": str(source), "load": str(checkpoint), "target": str(building / "hf"), "tensor": 1, "pipeline": 1, "expert": 1,
+            "dtype": "float32" if hardware.find().kind == "cpu" else manifest.dtype, "hf_dtype": out.dtype, "argv": architecture.argv(args),
         }  # fmt: skip
-        _ranks(job, say)
+        (run or _ranks)(job, say)
         _finish_hf(building / "hf", config)
         _clear_weights(save)
         _move_into(building / "hf", save)
@@ -105,17 +108,6 @@ def dist_to_hf(
 def as_hf(source: str | os.PathLike, target: str | os.PathLike, *, say: Say) -> tuple[pathlib.Path, int]:
     """:func:`dist_to_hf` over whatever an earlier call left at ``target``."""
     return dist_to_hf(source, target, force=True, say=say)
-
-
-def complete_checkpoint(path: str | os.PathLike) -> pathlib.Path:
-    """The checkpoint folder that ``path`` is, or the newest complete one in it. Raises DataError for neither."""
-    path = pathlib.Path(path).resolve()
-    if (path / "checkpoint.json").is_file():
-        return path
-    found = sorted(path.glob("iter_*/checkpoint.json"))
-    if not found:
-        raise DataError(f"{path}: no complete checkpoint there (checkpoint.json is missing)", "give an iter_NNNNNNN folder, or the one above")
-    return found[-1].parent
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -129,18 +121,12 @@ def _architecture(source: pathlib.Path, given: dict[str, Any], blame: str = "the
         name = (config.get("architectures") or ["none"])[0]
         raise DataError(
             f"{source / 'config.json'}: architecture {name} is not supported",
-            f"supported: {', '.join(sorted(architecture.DENSE))}; for another, give Megatron's options (--num-layers and so on) or a --profile",
+            f"supported: {', '.join(sorted(FAMILIES))}; for another, give Megatron's options (--num-layers and so on) or a --profile",
         )
-    if derived is not None:
-        given = {_DERIVED_AS.get(name, name): value for name, value in given.items() if (name, value) != ("add_bias_linear", False)}
-    for name, value in (derived or {}).items():
-        if name in given and given[name] != value:
-            raise DataError(f"{blame}: {name} is {given[name]}, {source / 'config.json'} makes it {value}", "they belong to different models")
+    dest = architecture.contradiction(derived or {}, given)
+    if dest is not None:
+        raise DataError(f"{blame}: {dest} is {given[dest]}, {source / 'config.json'} makes it {derived[dest]}", "they belong to different models")
     return (derived or {}) | given
-
-
-_DERIVED_AS = {"layernorm_epsilon": "norm_epsilon"}
-"""Where Megatron's parser stores an option by another name than that of its flag, which is what is derived."""
 
 
 def _check_weights(source: pathlib.Path) -> None:
@@ -157,10 +143,16 @@ def _check_weights(source: pathlib.Path) -> None:
             raise DataError(f"{file}: {error}", "the file is damaged; download or export it again") from None
 
 
-def _check_layout(args: dict[str, Any], tensor: int, pipeline: int) -> None:
+_SPLIT_BY_TENSOR = ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "moe_ffn_hidden_size", "vocab_size")
+
+
+def _check_layout(args: dict[str, Any], tensor: int, pipeline: int, expert: int) -> None:
+    if expert > 1 and args.get("num_experts") is None:
+        raise UsageError(f"--expert-model-parallel-size {expert}: the model has no experts", "leave it out")
     for flag, size, names in (
-        ("--tensor-model-parallel-size", tensor, ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size")),
+        ("--tensor-model-parallel-size", tensor, _SPLIT_BY_TENSOR),
         ("--pipeline-model-parallel-size", pipeline, ("num_layers",)),
+        ("--expert-model-parallel-size", expert, ("num_experts",)),
     ):
         if size < 1:
             raise UsageError(f"{flag} {size}: must be at least 1")
@@ -168,9 +160,9 @@ def _check_layout(args: dict[str, Any], tensor: int, pipeline: int) -> None:
             if args.get(name) is not None and args[name] % size:
                 raise UsageError(f"{flag} {size} does not divide the model's {name}, {args[name]}", "a checkpoint loads in any layout: 1 always fits")
     device = hardware.find()
-    if device.kind == "cuda" and tensor * pipeline > device.count:
+    if device.kind == "cuda" and tensor * pipeline * expert > device.count:
         raise UsageError(
-            f"{tensor} x {pipeline} ranks need as many GPUs, this machine has {device.count}",
+            f"{tensor} x {pipeline} x {expert} ranks need as many GPUs, this machine has {device.count}",
             "a checkpoint loads in any layout: leave the sizes out, or hide the GPUs (CUDA_VISIBLE_DEVICES=) to convert on the CPU",
         )
 
@@ -190,13 +182,6 @@ def _trainer_dtype(config: dict[str, Any]) -> str:
 def _hf_dtype(config: dict[str, Any]) -> str:
     """The dtype that the config promises of its weights."""
     return config.get("dtype") or config.get("torch_dtype") or "float32"
-
-
-def _argv(source: pathlib.Path, args: dict[str, Any]) -> list[str]:
-    derived = architecture.megatron_args(architecture.read_config(str(source))) or {}
-    table = catalogue.load("megatron")
-    more = [word for dest, value in args.items() if dest not in derived for word in to_words(table.option_for(dest, value), value)]
-    return architecture.argv(derived) + more
 
 
 def _hash(path: pathlib.Path) -> str:
@@ -235,7 +220,12 @@ def _clear_weights(save: pathlib.Path) -> None:
 
 
 def _finish_hf(folder: pathlib.Path, config: dict[str, Any]) -> None:
-    """transformers finds shards by an index; slime's version manifest is for published weights and does not belong here."""
+    """transformers finds shards by an index; slime's version manifest is for published weights and does not belong here.
+
+    The weights are no longer quantised, if they were, and the config must not say so.
+    """
+    if "quantization_config" in config:
+        manifests.write_json(folder / "config.json", {key: value for key, value in config.items() if key != "quantization_config"})
     tensors = manifests.read(folder / "manifest.json", manifests.Weights).tensors
     (folder / "manifest.json").unlink()
     shards = sorted({tensor.file for tensor in tensors.values()})
@@ -256,7 +246,7 @@ def _ranks(job: dict[str, Any], say: Say) -> None:
     with tempfile.TemporaryDirectory(prefix="slime-convert-") as name:
         folder = pathlib.Path(name)
         (folder / "job.json").write_text(json.dumps(job))
-        world = job["tensor"] * job["pipeline"]
+        world = job["tensor"] * job["pipeline"] * job["expert"]
         port, threads = free_port(), max(1, (os.cpu_count() or 1) // world)
         say(f"starting {world} Megatron process{'es' if world > 1 else ''}")
         processes = []

@@ -16,7 +16,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.tracing.spans import Tracer
-from slime_cli.training import advantages, checkpoint, megatron
+from slime_cli.manifests import checkpoints
+from slime_cli.options.estimators import ESTIMATORS
+from slime_cli.training import advantages, heads, megatron
 from slime_cli.training.settings import Settings
 from slime_cli.training.trainer import Trainer
 from slime_cli.weights import architecture
@@ -27,6 +29,10 @@ GRPO = Settings(
     max_tokens=1024, use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="low_var_kl", entropy_coef=0.01, eps_clip=0.05, eps_clip_high=0.1
 )
 PER_TOKEN = ["--calculate-per-token-loss"]
+OFF = dataclasses.replace(GRPO, use_rollout_logprobs=True, use_unbiased_kl=True, kl_loss_type="k3", eps_clip_c=1.5)
+"""The engine's log-probabilities are the old ones, so ratios are far from 1."""
+REWARD_KL = Settings(max_tokens=1024, kl_coef=0.05, kl_loss_type="k1", normalize_advantages=True, eps_clip=0.05, eps_clip_high=0.1)
+PLAIN = {"normalize_advantages": False, "value_clip": 0.05}
 SMALL = 64
 """A cap that makes many packs of the batch, where 1024 makes one."""
 CASES = {
@@ -34,17 +40,37 @@ CASES = {
     "grpo_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=SMALL), [], "batch"),
     "grpo_per_token": ("tied", GRPO, PER_TOKEN, "batch"),
     "grpo_untied": ("untied", GRPO, [], "batch"),
-    "grpo_two_steps_a_rollout": ("untied", dataclasses.replace(GRPO, steps_per_rollout=2), [], "batch"),
+    "grpo_two_steps_a_rollout": ("untied", dataclasses.replace(GRPO, num_steps_per_rollout=2), [], "batch"),
     "sft": ("untied", Settings(loss_type="sft_loss", max_tokens=1024), [], "batch"),
-}
+    "gspo": ("tied", dataclasses.replace(OFF, advantage_estimator="gspo", use_opsm=True, opsm_delta=0.05), [], "batch"),
+    "cispo": ("untied", dataclasses.replace(OFF, advantage_estimator="cispo", eps_clip=0.3, eps_clip_high=0.3), [], "batch"),
+    "reinforce_plus_plus": ("tied", dataclasses.replace(REWARD_KL, advantage_estimator="reinforce_plus_plus", gamma=0.95), [], "batch"),
+    "reinforce_plus_plus_baseline": (
+        "untied",
+        dataclasses.replace(
+            REWARD_KL, advantage_estimator="reinforce_plus_plus_baseline", use_tis=True, tis_level="geometric", use_rs=True,
+            rs_lower_bound=0.1, rs_upper_bound=3.0, tis_batch_normalize=True,
+        ),
+        [],
+        "batch",
+    ),
+    "ppo": ("tied", dataclasses.replace(REWARD_KL, advantage_estimator="ppo", lambd=0.9, num_steps_per_rollout=2, **PLAIN), [], "batch"),
+}  # fmt: skip
 """Name -> (checkpoint, settings, Megatron flags, which batch), run in every layout."""
 MORE = {
     "grpo_static": ("tied", dataclasses.replace(GRPO, max_tokens=None), ["--micro-batch-size", "2"], "batch"),
     "grpo_oversize_isolated": ("tied", dataclasses.replace(GRPO, max_tokens=20), [], "batch"),
     "grpo_per_token_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=SMALL), PER_TOKEN, "batch"),
+    "grpo_chunks_of_a_row": ("tied", dataclasses.replace(GRPO, log_probs_chunk_size=1), [], "batch"),
     "grpo_rollout_log_probs": ("untied", dataclasses.replace(GRPO, use_rollout_logprobs=True), [], "batch"),
     "grpo_rollout_log_probs_nan_where_masked": ("untied", dataclasses.replace(GRPO, use_rollout_logprobs=True), [], "poisoned"),
     "sft_packed_small": ("untied", Settings(loss_type="sft_loss", max_tokens=SMALL), [], "batch"),
+    **{
+        f"{case}_packed_small": (name, dataclasses.replace(settings, max_tokens=SMALL), flags, which)
+        for case, (name, settings, flags, which) in CASES.items()
+        if case in ESTIMATORS[1:]
+    },
+    "reinforce_plus_plus_baseline_nan_where_masked": (*CASES["reinforce_plus_plus_baseline"][:3], "poisoned"),
 }
 """Run in the layouts ``single`` and ``dp2`` only."""
 
@@ -175,12 +201,12 @@ class Session:
         """With the weights of checkpoint ``name``, and its reference policy if the settings want one."""
         args = megatron.parse(argv(self.device, self.folder / name, self.flags + flags), self.rank, self.world_size)
         out = Trainer(args, settings, Tracer(str(self.folder), f"trainer-{self.rank}", enabled=False))
-        if settings.use_kl_loss:
-            self.bridge(f"{name}_reference").load(out.model)
-            out.keep_reference()
+        if settings.reference:
+            self.bridge(f"{name}_reference").load(out.policy.model)
+            out.policy.keep("reference")
         if load:
-            self.bridge(name).load(out.model)
-            out.optimizer.reload_model_params()
+            self.bridge(name).load(out.policy.model)
+            out.begin()
         return out
 
     def bridge(self, name: str) -> Bridge:
@@ -203,7 +229,7 @@ def bridges(session: Session) -> dict[str, dict]:
     for name in ("tied", "untied"):
         trainer = session.trainer(name, Settings(max_tokens=128), [])
         want = load_file(session.folder / name / "model.safetensors")
-        got = {key: tensor.clone() for key, tensor in session.bridge(name).export(trainer.model)}
+        got = {key: tensor.clone() for key, tensor in session.bridge(name).export(trainer.policy.model)}
         gaps = [float((got[k] - want[k]).abs().max()) for k in want if k in got and got[k].shape == want[k].shape]
         out[name] = {
             "missing": sorted(set(want) - set(got)), "extra": sorted(set(got) - set(want)), "exact": len(gaps), "largest": max(gaps),
@@ -215,15 +241,16 @@ def bridges(session: Session) -> dict[str, dict]:
 def logits_gap(session: Session, trainer: Trainer, name: str) -> float | None:
     """Largest difference over this rank's samples; None on ranks that have no logits."""
     batch = global_batch()
-    mbs, _ = trainer._micro_batches(batch, range(len(batch)), np.zeros(len(batch)))
+    mbs, _ = trainer._micro_batches(batch, range(len(batch)))
 
-    def last(mb, logits_RV):
-        return gather_from_tensor_model_parallel_region(logits_RV)
+    def whole(mb, **given):
+        return gather_from_tensor_model_parallel_region(heads.logits(mb, **given))
 
     want_RV = torch.load(session.folder / f"{name}.logits").split(batch.response_lengths_N.tolist())
     worst = None
-    for mb, logits_RV in zip(mbs, trainer._pass(mbs, last, forward_only=True)):
-        for i, got_RV in mb.split(logits_RV).items() if any(mb.response_lengths) else []:
+    for mb, logits_RV in zip(mbs, trainer.policy.forward(mbs, whole)):
+        sizes = torch.bincount(mb.sample_R, minlength=mb.samples).tolist() if len(mb.rows_R) else []
+        for i, got_RV in zip(mb.positions, logits_RV.split(sizes)) if sizes else []:
             if len(got_RV):
                 worst = max(worst or 0.0, float((got_RV - want_RV[i]).abs().max()))
     return worst
@@ -239,7 +266,7 @@ CHECKPOINTED = dataclasses.replace(GRPO, max_tokens=64)
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in trainer.parameters()}
+    return {name: tensor.clone() for name, tensor in trainer.policy.parameters()}
 
 
 def save(session: Session) -> dict:
@@ -248,7 +275,7 @@ def save(session: Session) -> dict:
     root.mkdir(exist_ok=True)
     for _ in range(2):
         trainer.train(global_batch())
-    checkpoint.save(trainer.args, str(root), 2, trainer.model, trainer.optimizer, trainer.scheduler, MANIFEST)
+    trainer.save(str(root), MANIFEST)
     at_two = weights(trainer)
     metrics = [trainer.train(global_batch()) for _ in range(2)]
     kept = {"at_two": at_two, "metrics": metrics, "at_four": weights(trainer)}
@@ -265,24 +292,24 @@ def resume(session: Session) -> dict:
     """In a fresh process: the checkpoint whole, then steps 3 and 4; and its weights alone under a fresh optimizer."""
     kept = torch.load(session.folder / f"{session.layout}.{session.rank}.kept")
     root = session.folder / f"{session.layout}_checkpoints"
-    path = checkpoint.folder(root, 2)
+    path = checkpoints.folder(root, 2)
     trainer = session.trainer("tied", CHECKPOINTED, [], load=False)
-    out = {"complete": checkpoint.iterations(root)}
-    out["iteration"] = checkpoint.load(trainer.args, path, trainer.model, trainer.optimizer, trainer.scheduler, weights_only=False)
+    out = {"complete": checkpoints.iterations(root)}
+    out["iteration"] = trainer.load(path, weights_only=False)
     out["differing_at_two"] = differing(weights(trainer), kept["at_two"])
     metrics = [trainer.train(global_batch()) for _ in range(2)]
     out["metrics_equal"] = metrics == kept["metrics"]
     out["differing_at_four"] = differing(weights(trainer), kept["at_four"])
 
     fresh = session.trainer("tied", CHECKPOINTED, [], load=False)
-    checkpoint.load(fresh.args, path, fresh.model, fresh.optimizer, fresh.scheduler, weights_only=True)
+    fresh.load(path, weights_only=True)
     out["weights_only_differing"] = differing(weights(fresh), kept["at_two"])
     # A fresh optimizer's first step is the one that those weights take in an optimizer which never saw the checkpoint.
     other = session.trainer("tied", CHECKPOINTED, [], load=False)
-    for name, tensor in other.parameters():
+    for name, tensor in other.policy.parameters():
         tensor.copy_(kept["at_two"][name])
-    other.optimizer.reload_model_params()
+    other.policy.optimizer.reload_model_params()
     first, second = fresh.train(global_batch()), other.train(global_batch())
     out["weights_only_first_step_equal"] = first == second and differing(weights(fresh), weights(other)) == 0
-    out["weights_only_is_not_a_resume"] = differing(weights(fresh), kept["at_four"]) > 0 and fresh.scheduler.num_steps == SAMPLES
+    out["weights_only_is_not_a_resume"] = differing(weights(fresh), kept["at_four"]) > 0 and fresh.policy.scheduler.num_steps == SAMPLES
     return out

@@ -6,16 +6,19 @@ One fixed batch (``layout_cases.py``) trained by genuine Megatron on the CPU; fp
 import layout_launch
 import pytest
 
+from slime_cli.options.estimators import ESTIMATORS
+
 pytestmark = pytest.mark.timeout(900)
 
 TOLERANCE = 1e-5
 COMPARED = (
     "loss", "pg_loss", "kl_loss", "entropy", "log_probs", "ppo_kl", "train_rollout_logprob_abs_diff", "grad_norm", "lr", "tokens", "steps",
+    "opsm_clipfrac", "pg_clipfrac", "reward_kl", "tis", "rs_rejected", "mismatch_ess", "value_loss", "values", "returns", "value_clipfrac", "critic_grad_norm",
 )  # fmt: skip
-EVERYWHERE = ["grpo", "grpo_packed_small", "grpo_per_token", "grpo_untied", "grpo_two_steps_a_rollout", "sft"]
+EVERYWHERE = ["grpo", "grpo_packed_small", "grpo_per_token", "grpo_untied", "grpo_two_steps_a_rollout", "sft", *ESTIMATORS[1:]]
 ALSO_DP2 = [
-    "grpo_static", "grpo_oversize_isolated", "grpo_per_token_packed_small", "grpo_rollout_log_probs",
-    "grpo_rollout_log_probs_nan_where_masked", "sft_packed_small",
+    "grpo_static", "grpo_chunks_of_a_row", "grpo_oversize_isolated", "grpo_per_token_packed_small", "grpo_rollout_log_probs",
+    "grpo_rollout_log_probs_nan_where_masked", "sft_packed_small", *(f"{e}_packed_small" for e in ESTIMATORS[1:]),
 ]  # fmt: skip
 LAYOUT_CASES = [(layout, case) for layout in ("tp2", "pp2", "dp2", "dp2_distributed") for case in EVERYWHERE]
 LAYOUT_CASES += [("dp2", case) for case in ALSO_DP2]
@@ -48,9 +51,11 @@ def test_a_layout_trains_as_one_process_does(layout, case):
     [
         ("grpo_packed_small", "grpo"),
         ("grpo_static", "grpo"),
+        ("grpo_chunks_of_a_row", "grpo"),
         ("grpo_oversize_isolated", "grpo"),
         ("grpo_per_token_packed_small", "grpo_per_token"),
         ("sft_packed_small", "sft"),
+        *((f"{estimator}_packed_small", estimator) for estimator in ESTIMATORS[1:]),
     ],
 )
 def test_packing_does_not_change_a_step(case, other):
@@ -62,6 +67,7 @@ def test_packing_does_not_change_a_step(case, other):
 def test_nan_and_inf_where_masked_change_nothing(layout):
     steps = layout_launch.reported(layout)
     assert steps["grpo_rollout_log_probs_nan_where_masked"] == steps["grpo_rollout_log_probs"]
+    assert steps["reinforce_plus_plus_baseline_nan_where_masked"] == steps["reinforce_plus_plus_baseline"]
 
 
 def test_the_cases_are_not_trivial():

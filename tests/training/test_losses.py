@@ -75,7 +75,7 @@ def test_clip_and_clip_higher(low, high):
     old_T = torch.linspace(-5, -0.1, len(cases), dtype=torch.float64)
     log_probs_T = (old_T + torch.tensor([d for d, _ in cases], dtype=torch.float64)).requires_grad_()
     advantages_T = torch.tensor([a for _, a in cases], dtype=torch.float64)
-    loss_T, clipped_T = losses.clipped_policy_loss(log_probs_T, old_T, advantages_T, low, high)
+    loss_T, clipped_T = losses.clipped_policy_loss(log_probs_T - old_T, advantages_T, low, high)
     loss_T.sum().backward()
     log_ratios = (log_probs_T - old_T).tolist()
     values, gradients, active = zip(*(ppo(d, a, low, high) for d, (_, a) in zip(log_ratios, cases)))
@@ -88,7 +88,7 @@ def test_clip_and_clip_higher(low, high):
 def test_the_first_step_is_not_clipped_and_has_the_policy_gradient():
     log_probs_T = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64, requires_grad=True)
     advantages_T = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
-    loss_T, clipped_T = losses.clipped_policy_loss(log_probs_T, log_probs_T.detach(), advantages_T, 0.2, 0.28)
+    loss_T, clipped_T = losses.clipped_policy_loss(log_probs_T - log_probs_T.detach(), advantages_T, 0.2, 0.28)
     loss_T.sum().backward()
     assert not clipped_T.any()
     assert torch.equal(log_probs_T.grad, -advantages_T) and torch.equal(loss_T, -advantages_T)
@@ -116,7 +116,7 @@ def test_a_loss_of_masked_columns_does_not_see_what_they_masked(poison):
         log_probs_T = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
         old_T = losses.masked(torch.tensor([-1.1, fill, -0.2], dtype=torch.float64), mask_T)
         now_T = losses.masked(log_probs_T, mask_T)
-        loss_T, _ = losses.clipped_policy_loss(now_T, old_T, torch.tensor([1.0, 1.0, -1.0]).double(), 0.2, 0.2)
+        loss_T, _ = losses.clipped_policy_loss(now_T - old_T, torch.tensor([1.0, 1.0, -1.0]).double(), 0.2, 0.2)
         total = losses.masked(loss_T + losses.kl(now_T, old_T, "low_var_kl"), mask_T).sum()
         total.backward()
         return total.item(), log_probs_T.grad.tolist()
@@ -130,3 +130,73 @@ def test_sample_weights_average_over_tokens_then_samples():
     weights_N = losses.sample_weights(sums_N, 4, per_token=False)
     torch.testing.assert_close(weights_N.tolist(), [1 / 16, 1 / 4, 1 / 4, 1 / 40])
     assert losses.sample_weights(sums_N, 4, per_token=True).tolist() == [1, 1, 1, 1]
+
+
+# -- other estimators' losses ----------------------------------------------------------------------------------------
+
+
+def test_unbiased_kl_is_the_estimate_weighted_by_the_ratio():
+    log_probs_T = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
+    ref_T, old_T = torch.tensor([-1.5, -1.8, -0.5]).double(), torch.tensor([-1.2, -2.4, -0.1]).double()
+    for kind in losses.KL_TYPES:
+        got_T = losses.kl(log_probs_T, ref_T, kind, old_T)
+        want = [math.exp(p - o) * KL[kind](p - r) for p, r, o in zip(log_probs_T.tolist(), ref_T.tolist(), old_T.tolist())]
+        torch.testing.assert_close(got_T.tolist(), want, rtol=1e-12, atol=1e-15)
+    far = torch.tensor([-300.0], requires_grad=True)
+    losses.kl(far, torch.zeros(1), "low_var_kl", far.detach()).sum().backward()
+    assert far.grad.item() == 0
+
+
+def test_the_unbiased_estimates_gradient_is_that_of_the_divergence():
+    """Exact over a whole vocabulary: sum over x ~ old of grad(ratio * k3) is grad KL(policy || reference)."""
+    generator = torch.Generator().manual_seed(0)
+    logits_V = torch.randn(6, generator=generator, dtype=torch.float64, requires_grad=True)
+    ref_V, old_V = (torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+    log_p_V = logits_V.log_softmax(-1)
+    (want,) = torch.autograd.grad((log_p_V.exp() * (log_p_V - ref_V)).sum(), logits_V, retain_graph=True)
+    (got,) = torch.autograd.grad((old_V.exp() * losses.kl(log_p_V, ref_V, "k3", old_V)).sum(), logits_V)
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+
+
+def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
+    log_ratio_T = torch.tensor([2.0, 2.0, 0.1, -2.0], dtype=torch.float64, requires_grad=True)
+    advantages_T = torch.tensor([-1.0, 1.0, -2.0, -1.0]).double()
+    loss_T, _ = losses.clipped_policy_loss(log_ratio_T, advantages_T, 0.2, 0.2, dual_clip=3.0)
+    torch.testing.assert_close(loss_T.tolist(), [3.0, -1.2, math.exp(0.1) * 2, 0.8])
+    loss_T.sum().backward()
+    torch.testing.assert_close(log_ratio_T.grad.tolist(), [0.0, 0.0, math.exp(0.1) * 2, 0.0])
+
+
+def test_cispo_clips_the_weight_and_keeps_every_gradient():
+    log_probs_T = torch.tensor([-0.5, -2.0, -1.0], dtype=torch.float64, requires_grad=True)
+    old_T, advantages_T = torch.tensor([-1.5, -0.5, -1.0]).double(), torch.tensor([1.0, -0.7, 2.0]).double()
+    loss_T, clipped_T = losses.cispo_loss(log_probs_T, old_T, advantages_T, 0.2, 0.28)
+    weights = [1.28, 0.8, 1.0]
+    torch.testing.assert_close(loss_T.tolist(), [-w * a * p for w, a, p in zip(weights, advantages_T.tolist(), log_probs_T.tolist())])
+    loss_T.sum().backward()
+    torch.testing.assert_close(log_probs_T.grad.tolist(), [-w * a for w, a in zip(weights, advantages_T.tolist())])
+    assert clipped_T.tolist() == [True, True, False]
+
+
+def test_sample_means_and_their_gradient_leave_out_what_is_masked():
+    values_T = torch.tensor([1.0, math.nan, 3.0, 5.0, math.inf], dtype=torch.float64, requires_grad=True)
+    mask_T, sample_T = torch.tensor([True, False, True, True, False]), torch.tensor([0, 0, 0, 1, 2])
+    means_T = losses.sample_means(values_T, mask_T, sample_T, 3)
+    assert means_T.tolist() == [2.0, 2.0, 2.0, 5.0, 0.0]
+    losses.masked(means_T, mask_T).sum().backward()
+    assert values_T.grad.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
+
+
+def test_off_policy_sequence_masking():
+    gap_T, advantages_T = torch.tensor([0.5, 0.5, 0.01, -1.0]), torch.tensor([-1.0, 1.0, -1.0, -1.0])
+    assert losses.off_policy_sequence_mask(gap_T, advantages_T, 0.1).tolist() == [False, True, True, True]
+
+
+def test_value_loss_takes_the_larger_of_clipped_and_plain():
+    values_T = torch.tensor([1.0, 0.5, 0.0, 0.3], dtype=torch.float64, requires_grad=True)
+    old_T, returns_T = torch.tensor([0.0, 0.4, 0.0, 0.9]).double(), torch.tensor([1.0, 1.0, -1.0, 0.2]).double()
+    loss_T, clipped_T = losses.value_loss(values_T, old_T, returns_T, 0.2)
+    want = [max((v - r) ** 2, (max(o - 0.2, min(o + 0.2, v)) - r) ** 2) for v, o, r in zip(values_T.tolist(), old_T.tolist(), returns_T.tolist())]
+    torch.testing.assert_close(loss_T.tolist(), want)
+    loss_T.sum().backward()
+    assert clipped_T.tolist() == [True, False, False, True] and values_T.grad[[0, 3]].tolist() == [0.0, 0.0]

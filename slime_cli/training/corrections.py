@@ -1,0 +1,108 @@
+"""Corrections for samples that another policy generated than the one that training calls old. Numpy in float64; torch-free.
+
+The engine samples from ``mu`` (its own kernels, perhaps older weights) while the loss takes ``pi_old`` from Megatron. With
+``d = log pi_old - log mu`` at each trained token, an importance weight ``exp(d)`` on the loss corrects the difference, and
+samples too far off can be rejected. Both are constants of the batch, computed over the whole of it before the first step,
+so they cannot depend on packing or layout.
+
+References: truncated importance sampling, TIS (F. Yao et al., "Your efficient RL framework secretly brings you off-policy RL
+training", 2025); IcePop (Ring-1T, arXiv 2510.18855): ``--tis-mode mask`` at token level; masked importance sampling with
+sequence and geometric levels (MIS, slime's and verl's rollout correction).
+"""
+
+import dataclasses
+
+import numpy as np
+
+from slime_cli.training.advantages import Shape
+
+LEVELS = ("token", "sequence", "geometric")
+MODES = ("truncate", "clip", "mask")
+LIMIT = 20.0
+"""Bound on the exponent of a weight: exp(20) is out of any range that training uses, and finite in float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """What the policy loss is multiplied by."""
+
+    weights_R: np.ndarray
+    """Importance weights, 0 where masked or rejected."""
+    metrics: dict[str, float]
+
+
+def log_weights(gap_R: np.ndarray, level: str, shape: Shape) -> np.ndarray:
+    """``d`` per token, its sum over the sample, or its mean over the sample, at every trained token, [R]."""
+    if level == "token":
+        return shape.masked(gap_R)
+    sums_N = shape.sums(gap_R)
+    if level == "geometric":
+        sums_N = sums_N / np.maximum(shape.counts(), 1)
+    elif level != "sequence":
+        raise ValueError(f"unknown level {level!r}; one of {', '.join(LEVELS)}")
+    return shape.over_tokens(sums_N)
+
+
+def bounded(ratio_R: np.ndarray, mode: str, low: float, high: float) -> np.ndarray:
+    """``truncate``: at most ``high``; ``clip``: within [low, high]; ``mask``: 0 outside [low, high]."""
+    if mode == "truncate":
+        return np.minimum(ratio_R, high)
+    if mode == "clip":
+        return np.clip(ratio_R, low, high)
+    if mode == "mask":
+        return np.where((ratio_R >= low) & (ratio_R <= high), ratio_R, 0.0)
+    raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
+
+
+def correct(settings, old_log_probs_R: np.ndarray, rollout_log_probs_R: np.ndarray, shape: Shape) -> Correction:
+    """Weights by ``settings`` (``use_tis``, ``tis_*``, ``use_rs``, ``rs_*``), and what they did."""
+    s, mask_R = settings, shape.mask_R
+    gap_R = shape.masked(old_log_probs_R) - shape.masked(rollout_log_probs_R)
+    weights_R, metrics = mask_R.astype(np.float64), mismatch(gap_R, shape)
+    if s.use_tis:
+        ratio_R = np.exp(np.clip(log_weights(gap_R, s.tis_level, shape), -LIMIT, LIMIT))
+        weights_R = np.where(mask_R, bounded(ratio_R, s.tis_mode, s.tis_clip_low, s.tis_clip), 0.0)
+        metrics["tis_clipfrac"] = float((weights_R[mask_R] != ratio_R[mask_R]).mean()) if mask_R.any() else 0.0
+        if s.tis_batch_normalize and weights_R[mask_R].any():
+            weights_R = weights_R / weights_R[mask_R].mean()
+        metrics["tis"] = float(weights_R[mask_R].mean()) if mask_R.any() else 0.0
+    if s.use_rs:
+        kept_R = rejection(s, gap_R, shape)
+        metrics["rs_rejected"] = float(1 - kept_R[mask_R].mean()) if mask_R.any() else 0.0
+        weights_R = np.where(kept_R, weights_R, 0.0)
+    return Correction(weights_R, metrics)
+
+
+def rejection(settings, gap_R: np.ndarray, shape: Shape) -> np.ndarray:
+    """bool [R], False at tokens whose ratio at ``rs_level`` is out of bounds, and in every sample that a veto strikes.
+
+    The veto rejects a whole sample with one token whose ratio is below ``rs_veto_threshold``: the old policy would all but
+    never have said it.
+    """
+    s = settings
+    ratio_R = np.exp(np.clip(log_weights(gap_R, s.rs_level, shape), -LIMIT, LIMIT))
+    kept_R = (ratio_R >= s.rs_lower_bound) & (ratio_R <= s.rs_upper_bound)
+    if s.rs_veto_threshold is not None:
+        struck_N = shape.sums(np.exp(np.clip(gap_R, -LIMIT, LIMIT)) < s.rs_veto_threshold) > 0
+        kept_R &= ~struck_N[shape.owner_R]
+    return kept_R
+
+
+def mismatch(gap_R: np.ndarray, shape: Shape) -> dict[str, float]:
+    """How far the engine's policy is from the old one, over trained tokens: estimates of the divergence of ``pi_old`` from
+    ``mu`` under samples of ``mu`` (k1 and k3), the ratio's mean, spread and maximum, and the share of samples that are left
+    of the batch once importance is accounted for (effective sample size, at sequence level)."""
+    gap = gap_R[shape.mask_R]
+    if not len(gap):
+        return {}
+    ratio = np.exp(np.clip(gap, -LIMIT, LIMIT))
+    has = shape.counts() > 0
+    weight = np.exp(np.clip(shape.sums(gap_R)[has], -LIMIT, LIMIT))
+    return {
+        "mismatch_kl": float(-gap.mean()),
+        "mismatch_k3_kl": float((np.expm1(np.clip(gap, -LIMIT, LIMIT)) - gap).mean()),
+        "mismatch_ratio": float(ratio.mean()),
+        "mismatch_ratio_std": float(ratio.std()),
+        "mismatch_ratio_max": float(ratio.max()),
+        "mismatch_ess": float(weight.sum() ** 2 / (weight**2).sum() / len(weight)),
+    }

@@ -1,0 +1,154 @@
+"""A Megatron model on these ranks with its optimizer, and the two passes through it that training is made of.
+
+The policy is one, PPO's critic another. Every method is collective: all ranks call it with the same arguments.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+
+import torch
+from megatron.core import mpu
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.enums import ModelType
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
+from megatron.training.global_vars import set_args
+from megatron.training.training import get_megatron_optimizer_config, get_model, get_optimizer_param_scheduler
+
+from slime_cli import manifests
+from slime_cli.errors import EngineError
+from slime_cli.tracing.spans import Tracer
+from slime_cli.training import checkpoint
+from slime_cli.training.microbatch import MicroBatch
+
+Head = Callable[..., torch.Tensor]
+"""``head(mb, **given)``: what is read off the last hidden states (:mod:`slime_cli.training.heads`)."""
+
+
+class Network:
+    """``provider`` builds the model from Megatron's arguments; ``name`` is what messages and spans call it."""
+
+    def __init__(self, args, provider: Callable, tracer: Tracer, name: str = "policy"):
+        self.args, self.tracer, self.name = args, tracer, name
+        self.activate()
+        with contextlib.redirect_stdout(None):
+            self.model = get_model(provider, ModelType.encoder_or_decoder)
+            config, _ = get_megatron_optimizer_config(args)
+            self.optimizer = get_megatron_optimizer(config, self.model)
+            self.scheduler = get_optimizer_param_scheduler(self.optimizer)
+        self.config = get_model_config(self.model[0])
+        self.config.grad_scale_func = self.optimizer.scale_loss
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self.device = next(self.model[0].parameters()).device
+        self._kept: dict[str, dict[str, torch.Tensor]] = {}
+
+    def activate(self) -> None:
+        """Makes this network's arguments the ones that Megatron's global functions read: building, saving and loading."""
+        set_args(self.args)
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) of everything that this rank holds, over virtual pipeline stages."""
+        for chunk, module in enumerate(self.model):
+            for name, parameter in module.named_parameters():
+                yield f"{chunk}.{name}", parameter.data
+
+    def keep(self, name: str) -> None:
+        """Host copies of the present weights, to be put back with :meth:`as_kept`."""
+        self._kept[name] = self._copies()
+
+    def kept(self, name: str) -> bool:
+        return name in self._kept
+
+    @contextlib.contextmanager
+    def as_kept(self, name: str) -> Iterator[None]:
+        """The weights kept as ``name`` in place of the present ones, which come back afterwards whatever happens."""
+        present = self._copies()
+        self._put(self._kept[name])
+        try:
+            yield
+        finally:
+            self._put(present)
+
+    def take_weights(self, other: "Network") -> None:
+        """Of another network of the same layout, every weight that this one has too."""
+        theirs = dict(other.parameters())
+        for name, tensor in self.parameters():
+            if name in theirs and theirs[name].shape == tensor.shape:
+                tensor.copy_(theirs[name])
+        self.optimizer.reload_model_params()
+
+    def _copies(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.parameters()}
+
+    def _put(self, weights: dict[str, torch.Tensor]) -> None:
+        for name, tensor in self.parameters():
+            tensor.copy_(weights[name])
+
+    def save(self, root: str | os.PathLike, iteration: int, manifest: manifests.Checkpoint) -> None:
+        """A checkpoint under ``root``."""
+        self.activate()
+        checkpoint.save(self.args, str(root), iteration, self.model, self.optimizer, self.scheduler, manifest)
+
+    def load(self, path: str | os.PathLike, *, weights_only: bool) -> int:
+        """A checkpoint folder: all of it, to go on from, or its weights alone, to begin with. Its iteration."""
+        self.activate()
+        return checkpoint.load(self.args, path, self.model, self.optimizer, self.scheduler, weights_only=weights_only)
+
+    # -- passes ------------------------------------------------------------------------------------------------------
+
+    def forward(self, mbs: list[MicroBatch], head: Head) -> list[torch.Tensor]:
+        """What ``head`` reads off every micro-batch, without gradients; on the last pipeline stage."""
+        return self._pass(mbs, head, lambda mb, out: out, forward_only=True)
+
+    def train(self, mbs: list[MicroBatch], head: Head, loss: Callable) -> tuple[list, float]:
+        """One optimizer step of the sum of ``loss(mb, head's output) -> (loss, report)`` over micro-batches and data-parallel
+        ranks. The reports (last stage only) and the gradient's norm before clipping."""
+        # Megatron divides by the micro-batch count and, unless --calculate-per-token-loss makes it add up, averages over
+        # data-parallel ranks; the weights in the loss are global.
+        ranks = 1 if self.args.calculate_per_token_loss else mpu.get_data_parallel_world_size(with_context_parallel=True)
+        scale = len(mbs) * ranks
+
+        def scaled(mb, out):
+            value, report = loss(mb, out)
+            if not value.requires_grad:  # Megatron would step with no gradient, or a pipeline wait for one forever
+                raise RuntimeError(f"the loss of {self.name} does not depend on the network: it has no gradient")
+            return value * scale, report
+
+        with self.tracer.span("forward_backward", network=self.name, micro_batches=len(mbs)):
+            for module in self.model:
+                module.zero_grad_buffer()
+            self.optimizer.zero_grad()
+            reports = self._pass(mbs, head, scaled, forward_only=False)
+        with self.tracer.span("optimizer", network=self.name):
+            ok, grad_norm, _ = self.optimizer.step()
+            self.scheduler.step(increment=self.args.global_batch_size)
+        if not ok:
+            raise EngineError(f"{self.name}: the gradient is not finite", "lower --lr or raise numeric precision")
+        return reports, grad_norm
+
+    @property
+    def lr(self) -> float:
+        return self.optimizer.param_groups[0]["lr"]
+
+    def _pass(self, mbs: list[MicroBatch], head: Head, last: Callable, *, forward_only: bool) -> list:
+        def forward_step(iterator, model):
+            mb = next(iterator)
+            out = model(
+                mb.tokens_T[None], mb.pack.positions_T[None], None, packed_seq_params=mb.pack, output_processor=functools.partial(head, mb)
+            )
+            return out, lambda output, non_loss_data=False: last(mb, output)
+
+        for module in self.model:
+            module.eval() if forward_only else module.train()
+        iterators = [iter(mbs) for _ in self.model]
+        with torch.no_grad() if forward_only else contextlib.nullcontext():
+            return get_forward_backward_func()(
+                forward_step_func=forward_step, data_iterator=iterators if len(iterators) > 1 else iterators[0], model=self.model,
+                num_microbatches=len(mbs), seq_length=self.args.seq_length, micro_batch_size=1, forward_only=forward_only,
+                collect_non_loss_data=forward_only,
+            )  # fmt: skip
