@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from slime_cli.commands import convert_derive, convert_quantised
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Hugging Face weights to a Megatron checkpoint, and back.")
 
 PASS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -21,6 +23,7 @@ def hf_to_dist(
     save: Annotated[pathlib.Path, typer.Option("--save", help="Folder to write iter_0000000 into.")],
     tensor: Annotated[int, typer.Option("--tensor-model-parallel-size", min=1, help="Tensor parallel ranks that write it.")] = 1,
     pipeline: Annotated[int, typer.Option("--pipeline-model-parallel-size", min=1, help="Pipeline ranks that write it.")] = 1,
+    expert: Annotated[int, typer.Option("--expert-model-parallel-size", min=1, help="Expert parallel ranks that write it.")] = 1,
     profile: Profiles = None,
     force: Force = False,
 ) -> None:
@@ -30,7 +33,7 @@ def hf_to_dist(
     megatron = _megatron(context.args, profile or [])
     with _screen() as say:
         target = convert.hf_to_dist(
-            hf_checkpoint, save, tensor=tensor, pipeline=pipeline, megatron=megatron, force=force, say=say
+            hf_checkpoint, save, tensor=tensor, pipeline=pipeline, expert=expert, megatron=megatron, force=force, say=say
         )  # fmt: skip
         say(f"done: {target} ({_size(target)})")
 
@@ -91,3 +94,7 @@ def _screen():
 def _size(folder: pathlib.Path) -> str:
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+app.command()(convert_derive.derive)
+convert_quantised.add_to(app)

@@ -11,7 +11,7 @@ from slime_cli import manifests
 from slime_cli.weights import architecture
 
 
-def _hash(path: pathlib.Path) -> str:
+def file_hash(path: pathlib.Path) -> str:
     stat = path.stat()
     return _hash_of(path, stat.st_size, stat.st_mtime_ns)
 
@@ -22,7 +22,7 @@ def _hash_of(path: pathlib.Path, size: int, mtime: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _template(folder: pathlib.Path) -> str:
+def chat_template(folder: pathlib.Path) -> str:
     """The chat template's text, empty when there is none."""
     if (folder / "chat_template.jinja").exists():
         return (folder / "chat_template.jinja").read_text()
@@ -38,11 +38,11 @@ def describe_hf(path: str | os.PathLike) -> dict[str, Any]:
     tokenizer = folder / "tokenizer.json"
     return {
         "source": str(folder.resolve()),
-        "source_hashes": {p.name: _hash(p) for p in [folder / "config.json", *weights]},
+        "source_hashes": {p.name: file_hash(p) for p in [folder / "config.json", *weights]},
         "architecture": (config.get("architectures") or ["?"])[0],
         "megatron_args": architecture.megatron_args(config) or {},
-        "tokenizer_hash": _hash(tokenizer) if tokenizer.exists() else "",
-        "chat_template_hash": hashlib.sha256(_template(folder).encode()).hexdigest(),
+        "tokenizer_hash": file_hash(tokenizer) if tokenizer.exists() else "",
+        "chat_template_hash": hashlib.sha256(chat_template(folder).encode()).hexdigest(),
     }
 
 
