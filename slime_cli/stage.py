@@ -133,7 +133,7 @@ class Stage:
                 start = str(checkpoints.complete(s["load"] or s["ref_load"]))
             others = {}
             if settings.reference:
-                others["reference"] = s["ref_load"] if s["load"] else None
+                others["reference"] = self._updated_reference() or (s["ref_load"] if s["load"] else None)
             if settings.use_opd:
                 others["teacher"] = s["opd_teacher_load"]
             for name, root in others.items():
@@ -180,6 +180,7 @@ class Stage:
                 self.step += 1
                 self.uncommitted.append((self.step, rollout_id, version_name(self.step), [samples[i].index for i in part]))
             due = last or self._low_enough({f"train/{k}": v for k, v in found.items()}) or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0
+            due = due or self._reference_due(rollout_id)
             if due:
                 self._commit()
                 if self._low_enough({f"train/{k}": v for k, v in found.items()}):
@@ -288,11 +289,22 @@ class Stage:
             last = self.uncommitted[-1][1]
             self.uncommitted = []
             self.journal.put("seconds", self.seconds())
-            self.trainers.call("prune", str(root), KEEP_CHECKPOINTS)
+            if self._reference_due(last):
+                self.trainers.call("keep", "reference")
+            self.trainers.call("prune", str(root), KEEP_CHECKPOINTS, self._updated_reference())
             if self.s["save_hf"]:
                 target = pathlib.Path(self.s["save_hf"].format(rollout_id=last)).resolve()
                 self.trainers.call("publish", str(target), version_name(self.step))
             self._prune_rollouts()
+
+    def _reference_due(self, rollout_id: int) -> bool:
+        """``--ref-update-interval``: the policy as committed after this rollout becomes the reference."""
+        interval = self.s["ref_update_interval"]
+        return self.policy and bool(interval) and (rollout_id + 1) % interval == 0
+
+    def _updated_reference(self) -> str | None:
+        """The checkpoint that became the reference last; None before the first time."""
+        return next((c.checkpoint for c in reversed(self.journal.commits()) if self._reference_due(c.rollout_id)), None)
 
     @property
     def checkpoints(self) -> pathlib.Path:

@@ -102,9 +102,10 @@ class TrainerRank:
         with self.tracer.span("save_checkpoint"):
             return str(t.save(root, manifest))
 
-    def prune(self, root: str, newest: int) -> None:
+    def prune(self, root: str, newest: int, also: str | None) -> None:
+        """Keeps the ``newest`` checkpoints, and the folder ``also``."""
         if self.rank == 0:
-            self.trainer.prune(root, newest)
+            self.trainer.prune(root, newest, also)
 
     def publish(self, target: str, version: str) -> int:
         """Writes the present weights as a version (rank 0 writes, all ranks gather); bytes written."""

@@ -222,6 +222,8 @@ def _algorithm(r: Resolved) -> Iterator[Problem | str]:
     yield from _without_effect(r)
     if (s["loss_type"] == "custom_loss") != bool(s["custom_loss_function_path"]):
         yield "--loss-type custom_loss and --custom-loss-function-path go together", "give both or neither"
+    if s["only_train_params_name_list"] and s["freeze_params_name_list"]:
+        yield "--only-train-params-name-list and --freeze-params-name-list exclude each other", "keep one of the two"
     if s["loss_type"] == "sft_loss":
         return
     if s["advantage_estimator"] in GROUP_RELATIVE and s["kl_coef"]:
@@ -242,6 +244,7 @@ _NEEDS = {
     "kl_loss_coef": ("use_kl_loss",),
     "kl_loss_type": ("use_kl_loss", "kl_coef"),
     "use_unbiased_kl": ("use_kl_loss",),
+    "ref_update_interval": ("use_kl_loss", "kl_coef"),
     "opsm_delta": ("use_opsm",),
     **{name: ("use_tis",) for name in ("tis_level", "tis_mode", "tis_clip", "tis_clip_low", "tis_batch_normalize")},
     **{name: ("use_rs",) for name in ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")},

@@ -154,6 +154,13 @@ _ALGORITHM = (
     ("--entropy-coef", "float", 0.0, "Weight of the entropy bonus."),
     ("--value-clip", "float", 0.2, "How far a value may move from the one before the step (ppo)."),
     ("--num-critic-only-steps", "int", 0, "Rollouts at the start that train the critic alone (ppo)."),
+    ("--only-train-params-name-list", "str", None, "Patterns (regular expressions) of the parameters to train; all others are frozen.",
+     {"nargs": "+"}),
+    ("--freeze-params-name-list", "str", None, "Patterns (regular expressions) of parameters that stay as they are.", {"nargs": "+"}),
+    ("--reset-optimizer-states", "flag", False, "Forget Adam's moments before each rollout's steps."),
+    ("--on-nan-gradient", "str", "fail", "A gradient that is not finite ends the run, or its step is skipped and counted.",
+     {"choices": ("fail", "skip")}),
+    ("--ref-update-interval", "int", None, "Rollouts after which the policy becomes its own reference; never when not given."),
     ("--megatron-config-path", "str", None, "YAML with Megatron options by role: the critic's."),
 )  # fmt: skip
 _OFF_POLICY = (

@@ -12,6 +12,7 @@ import dataclasses
 
 import torch
 import torch.nn.functional as F
+from megatron.core import tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -162,19 +163,37 @@ def use(spec):
     return spec
 
 
-class PlainQueries(MLASelfAttention):
-    """Latent attention whose queries are not compressed, hence not normed (Moonlight): Megatron has a norm for both or neither."""
+class LatentAttention(MLASelfAttention):
+    """Megatron's latent attention with two faults mended.
+
+    Queries that are not compressed are not normed (Moonlight), where Megatron wants a norm for queries and keys or for neither.
+    And on tensor parallel ranks local layers gather the keys' rotary part, which all heads share, in a way that drops what the
+    heads of other ranks add to its gradient.
+    """
 
     def _resolve_qk_norm_config(self, submodules):
+        if self.config.q_lora_rank is not None:
+            return super()._resolve_qk_norm_config(submodules)
         return {
             "linear_q_proj": submodules.linear_q_proj, "linear_q_up_proj": IdentityOp, "q_layernorm": IdentityOp,
             "linear_kv_up_proj": submodules.linear_kv_up_proj, "kv_layernorm": submodules.kv_layernorm,
         }  # fmt: skip
 
+    def _qkv_down_projection(self, hidden_states):
+        q_compressed, kv_combined = super()._qkv_down_projection(hidden_states)
+        widths = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
+        if kv_combined.size(-1) == sum(widths):
+            return q_compressed, kv_combined
+        kv_combined = tensor_parallel.gather_from_tensor_model_parallel_region(kv_combined)
+        if self.config.sequence_parallel:  # Megatron's own code gathers the rotary part from here, and sums its gradient
+            return q_compressed, tensor_parallel.scatter_to_sequence_parallel_region(kv_combined)
+        compressed, rotary = kv_combined.split(widths, dim=-1)
+        return q_compressed, torch.cat([compressed, tensor_parallel.copy_to_tensor_model_parallel_region(rotary)], dim=-1)
 
-def use_plain_queries(spec) -> None:
+
+def use_latent_attention(spec) -> None:
     for layer in spec.layer_specs:
-        layer.submodules.self_attention.module = PlainQueries
+        layer.submodules.self_attention.module = LatentAttention
 
 
 def _checkpoint_names(layer) -> dict[str, str]:

@@ -21,6 +21,8 @@ from slime_cli.manifests import checkpoints
 def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest: manifests.Checkpoint) -> None:
     """Collective. Saves model, optimizer, scheduler and RNG state as iteration ``iteration``."""
     args.save = root
+    if optimizer is not None:
+        _before_the_first_step(optimizer)
     # Megatron's writer keeps results in a manager process. Made by its default, spawn, that process imports this whole
     # program again (10 s and a core); a forked one only serves a queue. The first call decides for all later ones.
     get_write_results_queue("fork")
@@ -35,11 +37,14 @@ def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest:
     torch.distributed.barrier()
 
 
-def prune(root: str | os.PathLike, newest: int) -> None:
-    """Keeps the ``newest`` complete checkpoints; others, broken ones too, go. Rank 0 calls it after the commit."""
+def prune(root: str | os.PathLike, newest: int, also: str | None = None) -> None:
+    """Keeps the ``newest`` complete checkpoints, and one named as ``also`` is; others, broken ones too, go.
+
+    Rank 0 calls it after the commit.
+    """
     keep = set(checkpoints.iterations(root)[-newest:])
     for path in pathlib.Path(root).glob("iter_*"):
-        if path.name[5:].isdigit() and int(path.name[5:]) not in keep:
+        if path.name[5:].isdigit() and int(path.name[5:]) not in keep and (also is None or path.name != pathlib.Path(also).name):
             shutil.rmtree(path)
 
 
@@ -71,6 +76,19 @@ def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_
 
 def _inner(optimizer) -> list:
     return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
+def _before_the_first_step(optimizer) -> None:
+    """Gives an optimizer that has not stepped (a policy's while its critic trains alone) the state that it begins with: a
+    checkpoint without it could not be loaded, since loading asks for all of it."""
+    for inner in _inner(optimizer):
+        torch_optimizer = getattr(inner, "optimizer", None)
+        if torch_optimizer is None or torch_optimizer.state or inner.init_state_fn is None:
+            continue
+        inner.init_state_fn(torch_optimizer, inner.config)
+        if isinstance(torch_optimizer, torch.optim.Adam | torch.optim.AdamW):
+            for state in torch_optimizer.state.values():
+                state["step"] = torch.tensor(0.0)
 
 
 def _create_optimizer_state(args, optimizer) -> None:

@@ -11,6 +11,8 @@ from slime_cli.training.losses import masked
 
 MAXIMA = ("train_rollout_logprob_abs_diff",)
 """Metrics whose maximum over all trained tokens is reported too, as ``NAME_max``."""
+COUNTS = ("oversize_dropped", "skipped_steps", "critic_skipped_steps")
+"""Scalars of a step that a rollout adds up."""
 
 
 def of_micro_batch(report: dict, mask_R: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -59,5 +61,5 @@ def over_steps(reports: list[dict[str, float] | None]) -> dict[str, float] | Non
         elif kind == "max":
             out[f"{name}_max"] = max(values)
         elif kind in ("sum", "step"):
-            out[name] = sum(values) if name == "oversize_dropped" else sum(values) / len(values)
+            out[name] = sum(values) if name in COUNTS else sum(values) / len(values)
     return out

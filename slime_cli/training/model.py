@@ -25,7 +25,7 @@ def provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg
     config = config or core_transformer_config_from_args(args)
     if config.experimental_attention_variant:
         raise UsageError(
-            f"--experimental-attention-variant {config.experimental_attention_variant}: Megatron has it on Transformer Engine's layers only",
+            f"attention variant {config.experimental_attention_variant}: Megatron has it on Transformer Engine's layers only",
             "slime does not train or convert this architecture yet",
         )
     if config.multi_latent_attention:
@@ -34,8 +34,8 @@ def provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=not local, vp_stage=vp_stage)
     if local:
         attention.use(spec)
-    if config.multi_latent_attention and config.q_lora_rank is None:
-        attention.use_plain_queries(spec)
+    if config.multi_latent_attention and (local or config.q_lora_rank is None):
+        attention.use_latent_attention(spec)
     model = GPTModel(
         config,
         spec,

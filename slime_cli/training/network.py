@@ -5,6 +5,7 @@ The policy is one, PPO's critic another. Every method is collective: all ranks c
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator
 
@@ -31,8 +32,10 @@ Head = Callable[..., torch.Tensor]
 class Network:
     """``provider`` builds the model from Megatron's arguments; ``name`` is what messages and spans call it."""
 
-    def __init__(self, args, provider: Callable, tracer: Tracer, name: str = "policy"):
-        self.args, self.tracer, self.name = args, tracer, name
+    def __init__(self, args, provider: Callable, tracer: Tracer, name: str = "policy", *, skip_nan: bool = False):
+        self.args, self.tracer, self.name, self.skip_nan = args, tracer, name, skip_nan
+        if skip_nan:
+            args.check_for_nan_in_loss_and_grad = False  # Megatron's own check ends the process
         self.activate()
         with contextlib.redirect_stdout(None):
             self.model = get_model(provider, ModelType.encoder_or_decoder)
@@ -125,11 +128,33 @@ class Network:
             self.optimizer.zero_grad()
             reports = self._pass(mbs, head, scaled, forward_only=False)
         with self.tracer.span("optimizer", network=self.name):
-            ok, grad_norm, _ = self.optimizer.step()
+            grad_norm = self._apply()
             self.scheduler.step(increment=self.args.global_batch_size)
-        if not ok:
-            raise EngineError(f"{self.name}: the gradient is not finite", "lower --lr or raise numeric precision")
         return reports, grad_norm
+
+    def _apply(self) -> float:
+        """The optimizer's step; the gradient's norm before clipping. Nothing moves when it is not finite and is to be skipped."""
+        if self.skip_nan:
+            self.optimizer.prepare_grads()
+            norm = float(self.optimizer.get_grad_norm())
+            if not math.isfinite(norm):
+                return norm
+        ok, norm, _ = self.optimizer.step()
+        if not ok or not math.isfinite(norm):
+            raise EngineError(
+                f"{self.name}: the gradient's norm is {norm}",
+                "look at the rewards and log-probabilities of the last rollout; --on-nan-gradient skip leaves such steps out",
+            )
+        return norm
+
+    def forget(self) -> None:
+        """Adam's moments and step count as before the first step."""
+        for inner in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            for group in inner.optimizer.param_groups:
+                group.pop("step", None)
+            for state in inner.optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
 
     @property
     def lr(self) -> float:

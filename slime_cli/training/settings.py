@@ -57,6 +57,11 @@ class Settings:
     value_clip: float = 0.2
     num_critic_only_steps: int = 0
 
+    only_train_params_name_list: tuple[str, ...] = ()
+    freeze_params_name_list: tuple[str, ...] = ()
+    reset_optimizer_states: bool = False
+    on_nan_gradient: str = "fail"
+
     @classmethod
     def from_options(cls, slime: dict[str, Any]) -> "Settings":
         """From slime's resolved options by dest."""
@@ -64,6 +69,8 @@ class Settings:
         taken = {name: slime[name] for name in names}
         if taken["eps_clip_high"] is None:
             taken["eps_clip_high"] = taken["eps_clip"]
+        for name in ("only_train_params_name_list", "freeze_params_name_list"):
+            taken[name] = tuple(taken[name] or ())
         taken["num_steps_per_rollout"] = slime["num_steps_per_rollout"] or 1
         return cls(**taken, max_tokens=slime["max_tokens_per_gpu"] if slime["use_dynamic_batch_size"] else None)
 

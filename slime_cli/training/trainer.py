@@ -8,6 +8,7 @@ does not depend on packing, micro-batch count or layout.
 
 import copy
 import functools
+import math
 import operator
 import os
 import pathlib
@@ -22,7 +23,7 @@ from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.manifests import checkpoints
 from slime_cli.tracing.spans import Tracer
-from slime_cli.training import advantages, checkpoint, corrections, heads, losses, megatron, metrics, microbatch, model, objective, packing
+from slime_cli.training import advantages, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model, objective, packing
 from slime_cli.training.network import Network
 from slime_cli.training.settings import Settings
 
@@ -35,10 +36,13 @@ class Trainer:
     def __init__(self, args, settings: Settings, tracer: Tracer, hooks: dict[str, Callable] | None = None, critic_args=None):
         self.args, self.settings, self.tracer, self.hooks = args, settings, tracer, hooks or {}
         megatron.begin_stage(args)
-        self.policy = Network(args, model.provider, tracer)
+        skip = settings.on_nan_gradient == "skip"
+        trained = freezing.Trained(settings.only_train_params_name_list, settings.freeze_params_name_list)
+        self.policy = Network(args, trained.of(model.provider), tracer, skip_nan=skip)
+        trained.check(self.policy.device)
         self.critic = None
         if settings.critic:
-            self.critic = Network(_untied(critic_args or args), model.critic_provider, tracer, "critic")
+            self.critic = Network(_untied(critic_args or args), model.critic_provider, tracer, "critic", skip_nan=skip)
             self.policy.activate()
         self.step = 0
         """Optimizer steps of this stage, over all attempts; those that trained the critic alone count."""
@@ -71,10 +75,10 @@ class Trainer:
             self.policy.activate()
         return self.step
 
-    def prune(self, root: str, newest: int) -> None:
-        """Keeps the ``newest`` complete checkpoints. Rank 0 alone calls it."""
+    def prune(self, root: str, newest: int, also: str | None = None) -> None:
+        """Keeps the ``newest`` complete checkpoints and the one at ``also``. Rank 0 alone calls it."""
         for folder in (root, _critic_root(root)):
-            checkpoint.prune(folder, newest)
+            checkpoint.prune(folder, newest, also)
 
     # -- a rollout ----------------------------------------------------------------------------------------------------
 
@@ -84,6 +88,9 @@ class Trainer:
         with self.tracer.span("data"):
             parts, dropped = self._parts(batch)
         found = self._prepare(batch, parts) if s.policy else {}
+        if s.reset_optimizer_states:
+            for network in filter(None, (self.policy, self.critic)):
+                network.forget()
         reports, of_critic = [], []
         if self.critic:
             of_critic = [self._step(self.critic, mbs, heads.values, objective.value) for mbs in parts]
@@ -110,7 +117,10 @@ class Trainer:
     def _step(self, network: Network, mbs: Part, head: Callable, loss: Callable, **counts: float) -> dict[str, torch.Tensor] | None:
         reports, grad_norm = network.train(mbs, head, lambda mb, out: self._reported(loss, mb, out))
         prefix = "" if network is self.policy else f"{network.name}_"
-        scalars = {f"{prefix}grad_norm": grad_norm, f"{prefix}lr": network.lr} | counts
+        if not math.isfinite(grad_norm):
+            counts |= {f"{prefix}skipped_steps": 1}
+            grad_norm = 0.0
+        scalars = {f"{prefix}grad_norm": grad_norm, f"{prefix}lr": network.lr, f"{prefix}skipped_steps": 0} | counts
         return metrics.over_ranks(reports, **scalars)
 
     def _reported(self, loss: Callable, mb: microbatch.MicroBatch, out: torch.Tensor) -> tuple[torch.Tensor, dict]:
@@ -213,6 +223,8 @@ class Trainer:
             mb.advantages_R, mb.returns_R = mb.take(advantages_R), mb.take(returns_R)
             if s.use_tis or s.use_rs:
                 mb.correction_R = mb.take(correction.weights_R)
+        if distil_R is not None:
+            found["opd_gap"] = float(distil_R[shape.mask_R].mean()) if shape.mask_R.any() else 0.0
         if kl_R is not None:
             found["reward_kl"] = float(kl_R[shape.mask_R].mean()) if shape.mask_R.any() else 0.0
         return found

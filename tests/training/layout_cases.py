@@ -197,10 +197,10 @@ class Session:
     world_size: int
     device: object
 
-    def trainer(self, name: str, settings: Settings, flags: list[str], *, load: bool = True) -> Trainer:
+    def trainer(self, name: str, settings: Settings, flags: list[str], *, load: bool = True, hooks=None) -> Trainer:
         """With the weights of checkpoint ``name``, and its reference policy if the settings want one."""
         args = megatron.parse(argv(self.device, self.folder / name, self.flags + flags), self.rank, self.world_size)
-        out = Trainer(args, settings, Tracer(str(self.folder), f"trainer-{self.rank}", enabled=False))
+        out = Trainer(args, settings, Tracer(str(self.folder), f"trainer-{self.rank}", enabled=False), hooks)
         if settings.reference:
             self.bridge(f"{name}_reference").load(out.policy.model)
             out.policy.keep("reference")

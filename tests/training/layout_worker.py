@@ -25,6 +25,7 @@ from megatron.bridge import AutoBridge  # noqa: E402, F401  (imported before the
 
 import attention_cases  # noqa: E402
 import layout_cases  # noqa: E402
+import policy_cases  # noqa: E402
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -58,6 +59,7 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
         "log_probs": attention_cases.log_probs(),
         "bridge": layout_cases.bridges(session),
         "steps": layout_cases.steps(session),
+        "policy": policy_cases.everything(session) if layout in ("single", "dp2", "tp2") else {},
         "saved": layout_cases.save(session) if layout in ("single", "dp2_distributed") else {},
     }
 
