@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from slime_cli.errors import UsageError
 
 COMMANDS = {
-    "convert": "Hugging Face weights to a Megatron checkpoint, and back.",
+    "convert": "Checkpoints: Hugging Face to Megatron and back, FP8 and INT4 and back.",
     "serve-rollout": "Start generation engines behind a router.",
     "train": "Train by reinforcement or supervision, from profiles.",
     "sync": "Publish weights to running engines, and verify them.",

@@ -88,7 +88,9 @@ def _before_the_first_step(optimizer) -> None:
         inner.init_state_fn(torch_optimizer, inner.config)
         if isinstance(torch_optimizer, torch.optim.Adam | torch.optim.AdamW):
             for state in torch_optimizer.state.values():
-                state["step"] = torch.tensor(0.0)
+                # Megatron leaves a step of 0 out of the checkpoint, and torch then refuses it. This one is not 0, and the
+                # next is 1 exactly.
+                state["step"] = torch.tensor(1e-30)
 
 
 def _create_optimizer_state(args, optimizer) -> None:

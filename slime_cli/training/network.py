@@ -134,12 +134,14 @@ class Network:
 
     def _apply(self) -> float:
         """The optimizer's step; the gradient's norm before clipping. Nothing moves when it is not finite and is to be skipped."""
-        if self.skip_nan:
+        before = None
+        if self.skip_nan or not self.args.clip_grad:  # Megatron gives the norm only where it clips
             self.optimizer.prepare_grads()
-            norm = float(self.optimizer.get_grad_norm())
-            if not math.isfinite(norm):
-                return norm
+            before = float(self.optimizer.get_grad_norm())
+            if self.skip_nan and not math.isfinite(before):
+                return before
         ok, norm, _ = self.optimizer.step()
+        norm = before if norm is None else norm
         if not ok or not math.isfinite(norm):
             raise EngineError(
                 f"{self.name}: the gradient's norm is {norm}",
