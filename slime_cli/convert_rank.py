@@ -153,8 +153,9 @@ def _kept(source: pathlib.Path, missing: set[str], layers: int, say: Say) -> Ite
     further = {name for name in missing if _predicts_further(name, layers)}
     lost = sorted(name for name in missing - further if not name.endswith(("inv_freq", "_scale_inv", "lm_head.weight")))
     if lost:
-        raise DataError(f"{source}: Megatron's model has no place for {len(lost)} tensors, the first: {lost[0]}", "this variant is not supported")
-    if any(name.endswith("_scale_inv") for name in missing):
+        what = f"Megatron's model has no place for {len(lost)} tensors, the first: {lost[0]}"
+        raise DataError(f"{source}: {what}", "this variant of the architecture is not supported")
+    if any(name.endswith("_scale_inv") for name in further):
         say("the quantised layers that predict further tokens are left out")
     elif further:
         say(f"{len(further)} tensors of layers that predict further tokens are those of {source}")

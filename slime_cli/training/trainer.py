@@ -224,7 +224,8 @@ class Trainer:
             if s.use_tis or s.use_rs:
                 mb.correction_R = mb.take(correction.weights_R)
         if distil_R is not None:
-            found["opd_gap"] = float(distil_R[shape.mask_R].mean()) if shape.mask_R.any() else 0.0
+            gap = distil_R[shape.mask_R] if shape.mask_R.any() else np.zeros(1)
+            found |= {"opd_reverse_kl": float(gap.mean()), "opd_gap_abs": float(np.abs(gap).mean())}
         if kl_R is not None:
             found["reward_kl"] = float(kl_R[shape.mask_R].mean()) if shape.mask_R.any() else 0.0
         return found

@@ -56,8 +56,9 @@ def megatron_args(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _check_quantisation(config: dict[str, Any]) -> None:
-    method = (config.get("quantization_config") or {}).get("quant_method")
-    if method is not None and method != DEQUANTISED.get(name(config)):
+    found = config.get("quantization_config") or {}
+    method, blocks = found.get("quant_method"), found.get("weight_block_size")
+    if method is not None and (name(config) not in DEQUANTISED or (method, blocks) != ("fp8", [128, 128])):
         raise DataError(f"config.json: the weights are quantised ({method})", "give the checkpoint with bfloat16 weights of the same model")
 
 
@@ -102,4 +103,6 @@ def check_given(derived: dict[str, Any], given: dict[str, Any], where: str) -> N
     dest = contradiction(derived, given)
     if dest is not None:
         flag = catalogue.load("megatron").by_dest[dest][0].flag
-        raise UsageError(f"{flag} makes {dest} {given[dest]}, {where} makes it {derived[dest]}", "leave it out: it follows from --hf-checkpoint")
+        raise UsageError(
+            f"{flag} makes {dest} {given[dest]}, {where} makes it {derived[dest]}", "leave it out: it follows from --hf-checkpoint"
+        )

@@ -94,8 +94,9 @@ def dist_to_hf(
     )  # fmt: skip
     with _building(save) as building:
         job = {
-            "kind": "dist_to_hf", "hf": str(source), "load": str(checkpoint), "target": str(building / "hf"), "tensor": 1, "pipeline": 1, "expert": 1,
-            "dtype": "float32" if hardware.find().kind == "cpu" else manifest.dtype, "hf_dtype": out.dtype, "argv": architecture.argv(args),
+            "kind": "dist_to_hf", "hf": str(source), "load": str(checkpoint), "target": str(building / "hf"), "tensor": 1, "pipeline": 1,
+            "expert": 1, "dtype": "float32" if hardware.find().kind == "cpu" else manifest.dtype, "hf_dtype": out.dtype,
+            "argv": architecture.argv(args),
         }  # fmt: skip
         (run or _ranks)(job, say)
         _finish_hf(building / "hf", config)
@@ -125,7 +126,9 @@ def _architecture(source: pathlib.Path, given: dict[str, Any], blame: str = "the
         )
     dest = architecture.contradiction(derived or {}, given)
     if dest is not None:
-        raise DataError(f"{blame}: {dest} is {given[dest]}, {source / 'config.json'} makes it {derived[dest]}", "they belong to different models")
+        raise DataError(
+            f"{blame}: {dest} is {given[dest]}, {source / 'config.json'} makes it {derived[dest]}", "they belong to different models"
+        )
     return (derived or {}) | given
 
 
@@ -158,7 +161,9 @@ def _check_layout(args: dict[str, Any], tensor: int, pipeline: int, expert: int)
             raise UsageError(f"{flag} {size}: must be at least 1")
         for name in names:
             if args.get(name) is not None and args[name] % size:
-                raise UsageError(f"{flag} {size} does not divide the model's {name}, {args[name]}", "a checkpoint loads in any layout: 1 always fits")
+                raise UsageError(
+                    f"{flag} {size} does not divide the model's {name}, {args[name]}", "a checkpoint loads in any layout: 1 always fits"
+                )
     device = hardware.find()
     if device.kind == "cuda" and tensor * pipeline * expert > device.count:
         raise UsageError(

@@ -309,5 +309,5 @@ FAMILIES: dict[str, Callable[[Config], Args]] = {
 }
 """HF architecture -> the function that knows it. All of them are known to megatron-bridge as well."""
 
-DEQUANTISED = {"DeepseekV3ForCausalLM": "fp8", "MiniMaxM2ForCausalLM": "fp8"}
-"""Architectures whose quantised weights megatron-bridge reads, and the one method that it reads."""
+DEQUANTISED = ("DeepseekV3ForCausalLM",)
+"""Architectures whose weights megatron-bridge reads from FP8 in blocks of 128 x 128 as well."""

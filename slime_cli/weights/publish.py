@@ -33,7 +33,7 @@ def copy_model_files(source: str | os.PathLike, target: pathlib.Path) -> None:
     """Config, tokenizer and template: everything of an HF checkpoint but its weights."""
     target.mkdir(parents=True, exist_ok=True)
     for path in pathlib.Path(source).iterdir():
-        if path.is_file() and not path.name.startswith(("model", "pytorch_model", "checkpoint.json", "manifest.json")):
+        if path.is_file() and not path.name.startswith(("model.", "model-", "pytorch_model", "checkpoint.json", "manifest.json")):
             shutil.copy2(path, target / path.name)
 
 

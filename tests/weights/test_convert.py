@@ -121,6 +121,7 @@ def test_what_can_be_seen_from_files_is_refused_before_anything_starts(tied, tmp
     assert str(other / "model.safetensors") in refused(3, *words, other)
 
     assert "does not divide" in refused(2, *words, tied, "--tensor-model-parallel-size", 3)
+    assert "no experts" in refused(2, *words, tied, "--expert-model-parallel-size", 2)
     assert "belong to different models" in refused(3, *words, tied, "--num-layers", 5)
     assert "--num-layers" in refused(2, *words, tied, "--num-layer", 5)
     assert "does not read" in refused(2, *words, tied, "--rollout-batch-size", 5)
@@ -130,3 +131,47 @@ def test_what_can_be_seen_from_files_is_refused_before_anything_starts(tied, tmp
     assert "--force" in refused(2, *words, tied)
     assert "no complete checkpoint" in refused(3, "dist-to-hf", "--load", tmp_path / "out", "--save", tmp_path / "hf")
     assert (tmp_path / "out" / "mine.txt").read_text() == "kept" and not (tmp_path / "hf").exists()
+
+
+def test_options_that_follow_from_a_config_are_printed_as_a_profile_and_as_flags(tied, tmp_path):
+    from slime_cli.options import profiles
+    from slime_cli.options.layers import from_argv
+
+    as_profile = slime("convert", "derive", "--hf-checkpoint", tied)
+    as_flags = slime("convert", "derive", "--hf-checkpoint", tied / "config.json", "--format", "flags")
+    assert as_profile.returncode == as_flags.returncode == 0, as_profile.stderr + as_flags.stderr
+    (tmp_path / "model.yaml").write_text(as_profile.stdout)
+    layer = profiles.load(str(tmp_path / "model.yaml")).layer
+    assert layer == from_argv(as_flags.stdout.split(), "convert")
+    assert layer["megatron", "num_layers"] == 2 and layer["megatron", "add_bias_linear"] is False
+    assert "no such file" in refused(3, "derive", "--hf-checkpoint", tmp_path)
+
+
+def test_layers_that_predict_further_tokens_are_kept_and_other_strangers_refused(tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from slime_cli.convert_rank import _kept
+    from slime_cli.errors import DataError
+
+    source = make(tmp_path / "source", False, "float32")
+    path, further = source / "model.safetensors", "model.layers.2.enorm.weight"
+    save_file(load_file(path) | {further: torch.ones(3)}, path)
+    said: list[str] = []
+    ((name, tensor),) = _kept(source, {further, "model.layers.0.self_attn.rotary_emb.inv_freq"}, 2, said.append)
+    assert name == further and tensor.tolist() == [1, 1, 1] and "1 tensors of layers that predict further tokens" in said[0]
+    assert list(_kept(source, {further, f"{further}_scale_inv"}, 2, said.append)) == [] and "left out" in said[1]
+    with pytest.raises(DataError, match="no place for 1 tensors, the first: model.layers.1.stranger"):
+        list(_kept(source, {"model.layers.1.stranger"}, 2, said.append))
+
+
+def test_a_config_does_not_go_on_to_say_that_weights_are_quantised(tied, tmp_path):
+    import torch
+
+    from slime_cli.weights import convert, publish
+
+    publish.write([("w", torch.ones(2))], tmp_path / "hf", hf_checkpoint=str(tied), version="v000000", step=0, run="test")
+    config = json.loads((tied / "config.json").read_text())
+    convert._finish_hf(tmp_path / "hf", config | {"quantization_config": {"quant_method": "fp8"}})
+    assert json.loads((tmp_path / "hf" / "config.json").read_text()) == config
+    assert {p.name for p in (tmp_path / "hf").iterdir()} == {"config.json", "generation_config.json", "model.safetensors", *TOKENIZER_FILES}
