@@ -46,8 +46,8 @@ class Server:
                 lines.append(line[:400])
         return "\n".join(lines)
 
-    def stop(self, patience: float = 8.0) -> None:
-        """SIGTERM, then SIGKILL to its whole session."""
+    def stop(self, patience: float = 3.0) -> None:
+        """SIGTERM, then SIGKILL to its whole session. SGLang answers the first within 5 to 8 s, most of it asleep."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
