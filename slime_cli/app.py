@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from slime_cli.errors import UsageError
 
 COMMANDS = {
-    "convert": "Checkpoints: Hugging Face to Megatron and back, FP8 and INT4 and back.",
+    "convert": "Checkpoints: HF to Megatron and back, FP8 and INT4.",
     "serve-rollout": "Start generation engines behind a router.",
     "train": "Train by reinforcement or supervision, from profiles.",
     "sync": "Publish weights to running engines, and verify them.",

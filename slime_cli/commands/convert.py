@@ -8,7 +8,7 @@ import typer
 
 from slime_cli.commands import convert_derive, convert_quantised
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Checkpoints: Hugging Face to Megatron and back, FP8 and INT4 and back.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Checkpoints: HF to Megatron and back, FP8 and INT4.")
 
 PASS = {"allow_extra_args": True, "ignore_unknown_options": True}
 Profiles = Annotated[list[str] | None, typer.Option("--profile", help="A profile with Megatron's architecture options; may be repeated.")]

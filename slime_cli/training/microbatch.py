@@ -41,8 +41,8 @@ class MicroBatch:
     correction_R: torch.Tensor | None = None
     """What an off-policy correction multiplies the policy loss with."""
     on_policy: bool = True
-    """The weights that generated it are the ones that it is trained with: only then is the difference between trainer and
-    engine a figure of the engines alone."""
+    """The log-probabilities that are compared with the engine's are of the weights that generated it: only then is the
+    difference a figure of the engines alone."""
 
     @property
     def samples(self) -> int:

@@ -189,6 +189,8 @@ class Trainer:
                         self._log_probs(parts, "old_log_probs_R")
                 else:
                     self._log_probs(parts, "old_log_probs_R")
+                    for mb in (mb for part in parts for mb in part):
+                        mb.on_policy = True
 
     def _log_probs(self, parts: list[Part], column: str) -> None:
         for part in parts:
