@@ -26,7 +26,7 @@ def main() -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     torch.distributed.init_process_group(device.backend, rank=0, world_size=1)
     mpu.initialize_model_parallel()
-    config = TransformerConfig(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, use_cpu_initialization=True)
+    config = TransformerConfig(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, use_cpu_initialization=device.kind == "cpu")
     layer = ColumnParallelLinear(
         HIDDEN, VOCABULARY, config=config, init_method=torch.nn.init.normal_, bias=False, skip_bias_add=False, gather_output=False
     )  # fmt: skip
