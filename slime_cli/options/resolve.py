@@ -91,6 +91,10 @@ def args_namespace(resolved: Resolved) -> types.SimpleNamespace:
     return types.SimpleNamespace(**resolved.megatron | resolved.slime)
 
 
+EXCLUDES = {("slime", "rollout_endpoint"): ("slime", "colocate")}
+"""Option -> another that it takes back where a lower layer gave it: a run of a colocating profile can be pointed at engines."""
+
+
 @dataclass
 class _Build:
     """Values and origins while layers are laid one over another."""
@@ -120,6 +124,8 @@ class _Build:
         return build
 
     def lay(self, layer: Layer, origin: str) -> None:
+        undone = {other: UNSET for key, other in EXCLUDES.items() if key in layer and other not in layer}
+        layer = undone | layer
         start = _Build.defaults().values if UNSET in layer.values() else {}
         for key, value in layer.items():
             self.origins[key] = origin

@@ -112,3 +112,11 @@ def test_stages_lie_over_the_top_level_and_beneath_flags(tmp_path):
 def test_checks_name_the_stage(tmp_path):
     with pytest.raises(UsageError, match="stage rl: .*rollout-temperature"):
         check(resolve(["--rollout-temperature", "0"], [written(tmp_path, STAGED.replace("- name: warm\n", ""))]))
+
+
+def test_an_endpoint_takes_a_profiles_colocation_back_in_every_stage(tmp_path):
+    profile = written(tmp_path, "slime: {colocate: true}\nstages:\n  - {name: a}\n  - {name: b, slime: {colocate: true}}")
+    found = resolve(["--rollout-endpoint", "e.json"], [profile])
+    assert found.slime["colocate"] is False
+    assert [found.for_stage(i).slime["colocate"] for i in range(2)] == [False, False]
+    assert resolve([], [profile]).for_stage(1).slime["colocate"] is True
