@@ -20,8 +20,12 @@ def slime(*words: str, **kwargs) -> subprocess.CompletedProcess:
 
 
 def start(*words: str, log: pathlib.Path, **kwargs) -> subprocess.Popen:
+    def as_in_a_terminal():  # tests that run in the background inherit an ignored Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    command = [sys.executable, "-m", "slime_cli", *map(str, words)]
     with open(log, "ab") as out:
-        return subprocess.Popen([sys.executable, "-m", "slime_cli", *map(str, words)], stdout=out, stderr=out, stdin=subprocess.DEVNULL, **kwargs)
+        return subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, preexec_fn=as_in_a_terminal, **kwargs)
 
 
 @pytest.fixture(scope="session")
