@@ -81,7 +81,7 @@ class TrainerRank:
             return self.trainer.load(path, weights_only=weights_only)
 
     def keep(self, name: str) -> None:
-        """The policy's present weights are kept as ``name``: reference, teacher or old."""
+        """The policy's present weights are kept as ``name``: reference or teacher."""
         self.trainer.policy.keep(name)
 
     def train(self, batch) -> dict[str, float] | None:

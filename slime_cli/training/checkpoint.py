@@ -74,14 +74,15 @@ def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_
     return manifest.iteration
 
 
-def _inner(optimizer) -> list:
+def inner_optimizers(optimizer) -> list:
+    """The optimizers that Megatron chains, or the one there is."""
     return getattr(optimizer, "chained_optimizers", [optimizer])
 
 
 def _before_the_first_step(optimizer) -> None:
     """Gives an optimizer that has not stepped (a policy's while its critic trains alone) the state that it begins with: a
     checkpoint without it could not be loaded, since loading asks for all of it."""
-    for inner in _inner(optimizer):
+    for inner in inner_optimizers(optimizer):
         torch_optimizer = getattr(inner, "optimizer", None)
         if torch_optimizer is None or torch_optimizer.state or inner.init_state_fn is None:
             continue
@@ -96,13 +97,13 @@ def _before_the_first_step(optimizer) -> None:
 def _create_optimizer_state(args, optimizer) -> None:
     """A sharded load fills state that exists; torch's AdamW makes its state at the first step only."""
     if args.use_distributed_optimizer:
-        for inner in _inner(optimizer):
+        for inner in inner_optimizers(optimizer):
             inner._init_optimizer_states_with_dummy_values()
 
 
 def _restore_steps(optimizer) -> None:
     """Megatron puts Adam's step count back into the parameter group; torch's AdamW reads it from each state."""
-    for inner in _inner(optimizer):
+    for inner in inner_optimizers(optimizer):
         torch_optimizer = getattr(inner, "optimizer", None)
         for group in torch_optimizer.param_groups if torch_optimizer else []:
             if group.get("step") is None:

@@ -64,9 +64,6 @@ class Network:
         """Host copies of the present weights, to be put back with :meth:`as_kept`."""
         self._kept[name] = self._copies()
 
-    def kept(self, name: str) -> bool:
-        return name in self._kept
-
     @contextlib.contextmanager
     def as_kept(self, name: str) -> Iterator[None]:
         """The weights kept as ``name`` in place of the present ones, which come back afterwards whatever happens."""
@@ -151,7 +148,7 @@ class Network:
 
     def forget(self) -> None:
         """Adam's moments and step count as before the first step."""
-        for inner in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+        for inner in checkpoint.inner_optimizers(self.optimizer):
             for group in inner.optimizer.param_groups:
                 group.pop("step", None)
             for state in inner.optimizer.state.values():

@@ -132,10 +132,7 @@ class Trainer:
     def _parts(self, batch: TrainBatch) -> tuple[list[Part], list[int]]:
         """This rank's micro-batches of each optimizer step, and how many samples each step dropped."""
         made = [self._micro_batches(batch, positions) for positions in packing.split_steps(len(batch), self.settings.num_steps_per_rollout)]
-        parts = [mbs for mbs, _ in made]
-        for mb in (mb for mbs in parts[1:] for mb in mbs):
-            mb.on_policy = False
-        return parts, [dropped for _, dropped in made]
+        return [mbs for mbs, _ in made], [dropped for _, dropped in made]
 
     def _micro_batches(self, batch: TrainBatch, positions: range) -> tuple[Part, int]:
         s, args = self.settings, self.args
@@ -179,18 +176,13 @@ class Trainer:
     def _old_log_probs(self, parts: list[Part]) -> None:
         s = self.settings
         if s.use_rollout_logprobs:
-            for mb in (mb for part in parts for mb in part):
-                mb.old_log_probs_R = mb.rollout_log_probs_R
-        elif len(parts) > 1 or s.corrected or s.kl_coef or s.use_opd or self.policy.kept("old"):
+            for step, part in enumerate(parts):
+                for mb in part:
+                    mb.old_log_probs_R, mb.on_policy = mb.rollout_log_probs_R, step == 0
+        elif len(parts) > 1 or s.corrected or s.kl_coef or s.use_opd:
             # Else the policy has not moved when its one step begins, and its own log-probabilities are the old ones.
             with self.tracer.span("log_probs"):
-                if self.policy.kept("old"):
-                    with self.policy.as_kept("old"):
-                        self._log_probs(parts, "old_log_probs_R")
-                else:
-                    self._log_probs(parts, "old_log_probs_R")
-                    for mb in (mb for part in parts for mb in part):
-                        mb.on_policy = True
+                self._log_probs(parts, "old_log_probs_R")
 
     def _log_probs(self, parts: list[Part], column: str) -> None:
         for part in parts:
@@ -201,6 +193,7 @@ class Trainer:
         s = self.settings
         shape = advantages.Shape(batch.response_lengths_N, batch.loss_mask_R.astype(bool))
 
+        @functools.cache  # each is a collective, and several of what follows read the old log-probabilities
         def whole(column: str) -> np.ndarray:
             return shape.masked(_whole_column(mbs, column, len(batch.loss_mask_R)))
 

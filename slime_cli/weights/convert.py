@@ -6,7 +6,6 @@ leaves nothing behind. Called by ``slime convert`` and, for a checkpoint that is
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import pathlib
@@ -27,7 +26,7 @@ from slime_cli.hardware import device as hardware
 from slime_cli.manifests import checkpoints
 from slime_cli.serving.process import free_port, local_environment
 from slime_cli.weights import architecture
-from slime_cli.weights.describe import checkpoint_manifest
+from slime_cli.weights.describe import checkpoint_manifest, file_hash
 from slime_cli.weights.families import FAMILIES
 
 LAST_LINES = 12
@@ -87,7 +86,7 @@ def dist_to_hf(
     say(f"hashing {checkpoint}")
     with ThreadPoolExecutor() as pool:
         files = sorted(p for p in checkpoint.iterdir() if p.is_file())
-        hashes = dict(zip((p.name for p in files), pool.map(_hash, files), strict=True))
+        hashes = dict(zip((p.name for p in files), pool.map(file_hash, files), strict=True))
     out = msgspec.structs.replace(
         manifest, format="hf", source=str(checkpoint), source_hashes=hashes, megatron_args=args, dtype=_hf_dtype(config),
         layout=dict.fromkeys(manifest.layout, 1),
@@ -187,11 +186,6 @@ def _trainer_dtype(config: dict[str, Any]) -> str:
 def _hf_dtype(config: dict[str, Any]) -> str:
     """The dtype that the config promises of its weights."""
     return config.get("dtype") or config.get("torch_dtype") or "float32"
-
-
-def _hash(path: pathlib.Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

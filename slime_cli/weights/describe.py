@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 from slime_cli import manifests
@@ -22,7 +23,7 @@ def _hash_of(path: pathlib.Path, size: int, mtime: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def chat_template(folder: pathlib.Path) -> str:
+def _chat_template(folder: pathlib.Path) -> str:
     """The chat template's text, empty when there is none."""
     if (folder / "chat_template.jinja").exists():
         return (folder / "chat_template.jinja").read_text()
@@ -30,20 +31,24 @@ def chat_template(folder: pathlib.Path) -> str:
     return str(json.loads(config.read_text()).get("chat_template") or "") if config.exists() else ""
 
 
+def identity(folder: pathlib.Path, config: dict[str, Any], weights: Iterable[str]) -> dict[str, Any]:
+    """What tells one HF folder from another: architecture, and hashes of config, weights, tokenizer and template."""
+    tokenizer = folder / "tokenizer.json"
+    return {
+        "source": str(folder.resolve()),
+        "source_hashes": {name: file_hash(folder / name) for name in ("config.json", *weights)},
+        "architecture": architecture.name(config),
+        "tokenizer_hash": file_hash(tokenizer) if tokenizer.exists() else "",
+        "chat_template_hash": hashlib.sha256(_chat_template(folder).encode()).hexdigest(),
+    }
+
+
 def describe_hf(path: str | os.PathLike) -> dict[str, Any]:
     """Fields of :class:`slime_cli.manifests.Checkpoint` that follow from the HF folder."""
     folder = pathlib.Path(path)
     config = architecture.read_config(str(folder))
-    weights = sorted(folder.glob("*.safetensors"))
-    tokenizer = folder / "tokenizer.json"
-    return {
-        "source": str(folder.resolve()),
-        "source_hashes": {p.name: file_hash(p) for p in [folder / "config.json", *weights]},
-        "architecture": (config.get("architectures") or ["?"])[0],
-        "megatron_args": architecture.megatron_args(config) or {},
-        "tokenizer_hash": file_hash(tokenizer) if tokenizer.exists() else "",
-        "chat_template_hash": hashlib.sha256(chat_template(folder).encode()).hexdigest(),
-    }
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    return {"megatron_args": architecture.megatron_args(config) or {}} | identity(folder, config, weights)
 
 
 def checkpoint_manifest(

@@ -4,6 +4,7 @@ A :class:`Source` is a checkpoint that is read tensor by tensor, a :class:`Forma
 in :mod:`slime_cli.weights.quantise`, the writing in :mod:`slime_cli.weights.requantise`.
 """
 
+import abc
 import collections
 import dataclasses
 import fnmatch
@@ -88,17 +89,18 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
+class Format(abc.ABC):
     """What a checkpoint is made into. The fields are the options that decide the bytes."""
 
     dtype: ClassVar[str] = "bfloat16"
 
+    @abc.abstractmethod
     def plan(self, source: Source) -> Plan:
-        raise NotImplementedError
+        """Which tensors are converted. Raises what makes the result unusable."""
 
+    @abc.abstractmethod
     def convert(self, source: Source, name: str, device: str) -> Tensors:
         """What is stored for the converted tensor ``name``."""
-        raise NotImplementedError
 
     def configure(self, source: Source, plan: Plan) -> dict[str, Any]:
         """``config.json``."""

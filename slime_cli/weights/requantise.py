@@ -8,7 +8,6 @@ bytes. ``conversion.json`` says what is being made until ``checkpoint.json``, wr
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
@@ -129,11 +128,9 @@ def _manifest(source: Source, form: Format) -> manifests.Checkpoint:
         with contextlib.suppress(DataError):
             args = architecture.megatron_args(with_dtype(source.config, None)) or {}
     return manifests.Checkpoint(
-        format="hf", source=str(folder), source_hashes={name: describe.file_hash(folder / name) for name in ("config.json", *source.shards)},
-        architecture=(source.config.get("architectures") or ["?"])[0], megatron_args=args,
-        tokenizer_hash=describe.file_hash(folder / "tokenizer.json") if (folder / "tokenizer.json").exists() else "",
-        chat_template_hash=hashlib.sha256(describe.chat_template(folder).encode()).hexdigest(), iteration=iteration, dtype=form.dtype,
+        format="hf", megatron_args=args, iteration=iteration, dtype=form.dtype,
         layout=dict.fromkeys(("tensor", "pipeline", "data", "context", "expert"), 1),
+        **describe.identity(folder, source.config, source.shards),
     )  # fmt: skip
 
 
