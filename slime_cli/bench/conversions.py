@@ -156,14 +156,14 @@ def compare(job, args, model, bridge, say) -> None:
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
-    from slime_cli.training import attention, checkpoint
+    from slime_cli.training import checkpoint, packs
 
     def result(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
         pathlib.Path(f"{job['result']}.{what}.{args.rank}").write_text(str(float((got - want).abs().max())))
 
     no_optimizer = types.SimpleNamespace(reload_model_params=lambda: None)
     checkpoint.load(args, job["load"], model, no_optimizer, None, weights_only=True)
-    pack, tokens_T = attention.pack(LENGTHS, torch.device("cpu")), torch.cat(sequences())
+    pack, tokens_T = packs.pack(LENGTHS, torch.device("cpu")), torch.cat(sequences())
     want = torch.load(pathlib.Path(job["hf"]) / "expected.pt")
 
     def step(iterator, model):

@@ -3,99 +3,35 @@
 Stock local layers refuse packed sequences (DotProductAttention) and sequence parallelism (their RMSNorm). The classes here
 are drop-ins for the same places of Megatron's layer spec; :func:`use` puts them in.
 
-Attention over a pack of T tokens regroups the tokens into a few padded rectangles of similar lengths and runs
-``scaled_dot_product_attention(is_causal=True)`` on each: padding sits on the right, so a causal query never sees it and no
-mask is needed. Cost and memory follow the sum of squared lengths (or the tokens alone, with a flash kernel), not T squared.
+Attention over a pack of T tokens regroups the tokens into a few rectangles of similar lengths
+(:class:`slime_cli.training.packs.Rectangles`) and runs causal ``scaled_dot_product_attention`` on each, without a mask. Cost
+and memory follow the sum of squared lengths (or the tokens alone, with a flash kernel), not T squared. Under context
+parallelism every rank gathers all keys and values and attends with its own queries; their gradients go back summed.
 """
-
-import dataclasses
 
 import torch
 import torch.nn.functional as F
-from megatron.core import tensor_parallel
+from megatron.core import mpu, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
-
-
-@dataclasses.dataclass
-class Rectangles:
-    """Where the tokens of a pack sit when sequences of similar length are stacked."""
-
-    gathers: list[torch.Tensor]
-    """For each rectangle [n, L], the token of the pack at each place (padding points at token 0)."""
-    scatter_T: torch.Tensor
-    """Where each token of the pack sits in the concatenated, flattened rectangles."""
-
-
-@dataclasses.dataclass
-class Pack(PackedSeqParams):
-    """Megatron's packed-sequence parameters with what the local layers need besides.
-
-    ``cu_seqlens_q_padded`` is [0, T] on purpose: Megatron's RoPE slices positions by it, and with positions already laid
-    out token by token (:class:`PackedRotary`) one slice replaces a Python loop over sequences.
-    """
-
-    positions_T: torch.Tensor = None
-    """Position of each token in its own sequence."""
-    rectangles: Rectangles = None
-
-
-def rectangles(lengths: list[int]) -> Rectangles:
-    """Groups sequences by length to the next power of two, so that padding at most doubles a rectangle."""
-    starts, total = [], 0
-    for length in lengths:
-        starts.append(total)
-        total += length
-    classes: dict[int, list[int]] = {}
-    for i, length in enumerate(lengths):
-        classes.setdefault((length - 1).bit_length(), []).append(i)
-    gathers, scatter_T, offset = [], torch.empty(total, dtype=torch.long), 0
-    for _, members in sorted(classes.items()):
-        n = torch.tensor([lengths[i] for i in members])
-        start = torch.tensor([starts[i] for i in members])
-        width = int(n.max())
-        column = torch.arange(width)
-        valid = column[None] < n[:, None]
-        gather = torch.where(valid, start[:, None] + column[None], 0)
-        place = offset + torch.arange(gather.numel()).view_as(gather)
-        scatter_T[gather[valid]] = place[valid]
-        gathers.append(gather)
-        offset += gather.numel()
-    return Rectangles(gathers, scatter_T)
-
-
-def pack(lengths: list[int], device: torch.device) -> Pack:
-    """Parameters of a pack of sequences with these lengths (padding, if any, is a sequence of its own)."""
-    n = torch.tensor(lengths, dtype=torch.int32)
-    cu = F.pad(n.cumsum(0, dtype=torch.int32), (1, 0))
-    total = int(cu[-1])
-    whole = torch.tensor([0, total], dtype=torch.int32)
-    shape = rectangles(lengths)
-    shape.gathers = [g.to(device) for g in shape.gathers]
-    shape.scatter_T = shape.scatter_T.to(device)
-    positions = torch.arange(total) - torch.repeat_interleave(cu[:-1].long(), n.long())
-    return Pack(
-        qkv_format="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu, cu_seqlens_q_padded=whole, cu_seqlens_kv_padded=whole,
-        max_seqlen_q=max(lengths), max_seqlen_kv=max(lengths), positions_T=positions.to(device), rectangles=shape,
-    )  # fmt: skip
+from torch.nn.attention.bias import causal_lower_right
 
 
 class _Packed:
     """RoPE angles laid out token by token of a pack, from the positions that the pack carries."""
 
-    _positions_T: torch.Tensor | None = None
+    _angles_T: torch.Tensor | None = None
 
     def get_rotary_seq_len(self, inference_context, transformer, transformer_input, config, packed_seq_params=None):
-        self._positions_T = getattr(packed_seq_params, "positions_T", None)
+        self._angles_T = getattr(packed_seq_params, "angles_T", None)
         return super().get_rotary_seq_len(inference_context, transformer, transformer_input, config, packed_seq_params)
 
     def _laid_out(self, angles: torch.Tensor) -> torch.Tensor:
-        return angles if self._positions_T is None else angles[self._positions_T]
+        return angles if self._angles_T is None else angles[self._angles_T]
 
 
 class PackedRotary(_Packed, RotaryEmbedding):
@@ -136,15 +72,22 @@ class PackedAttention(MegatronModule):
             out = self._causal(*(x.permute(1, 2, 0, 3) for x in (query, key, value)))
             return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
         query, key, value = (x.squeeze(1) if x.dim() == 4 else x for x in (query, key, value))
-        parts = []
-        for gather in packed_seq_params.rectangles.gathers:
-            q, k, v = (x[gather].transpose(1, 2) for x in (query, key, value))  # [n, heads, L, dim]
-            parts.append(self._causal(q, k, v).transpose(1, 2).reshape(gather.numel(), -1))
-        return torch.cat(parts)[packed_seq_params.rectangles.scatter_T]
+        if self.config.context_parallel_size > 1:
+            group = mpu.get_context_parallel_group()
+            key, value = (tensor_parallel.gather_from_sequence_parallel_region(x.contiguous(), group=group) for x in (key, value))
+        shape, parts = packed_seq_params.rectangles, []
+        for queries, keys in zip(shape.queries, shape.keys):
+            q, k, v = (x[at].transpose(1, 2) for x, at in ((query, queries), (key, keys), (value, keys)))  # [n, heads, L, dim]
+            parts.append(self._causal(q, k, v).transpose(1, 2).reshape(queries.numel(), -1))
+        return torch.cat(parts)[shape.scatter_T]
 
     def _causal(self, q, k, v):
-        if q.device.type == "cpu" and k.size(1) != q.size(1):  # torch's CPU flash kernel has no grouped queries
+        """The last query sees every key. Memory is linear in the lengths on CUDA; on a CPU a chunk's mask against its keys is made."""
+        later = k.size(2) != q.size(2)
+        if (later or q.device.type == "cpu") and k.size(1) != q.size(1):  # kernels without grouped queries
             k, v = (x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v))
+        if later:
+            return F.scaled_dot_product_attention(q, k, v, causal_lower_right(q.size(2), k.size(2)), scale=self.scale)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=k.size(1) != q.size(1))
 
 

@@ -4,6 +4,8 @@ Tensors end in the shape they have: ``_T`` tokens of a pack (any order). Natural
 never touch a result, NaN and infinity included: callers pick positions with :func:`masked`, never by multiplying.
 """
 
+from collections.abc import Callable
+
 import torch
 
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
@@ -67,14 +69,16 @@ def cispo_loss(
     return -weight_T * advantages_T * log_probs_T, weight_T != ratio_T
 
 
-def sample_means(values_T: torch.Tensor, mask_T: torch.Tensor, sample_T: torch.Tensor, count: int) -> torch.Tensor:
+def sample_means(
+    values_T: torch.Tensor, mask_T: torch.Tensor, sample_T: torch.Tensor, count: int, over_ranks: Callable = lambda sums_N: sums_N
+) -> torch.Tensor:
     """Mean over the trained tokens of each sample, laid out at its tokens again, [T]; 0 for a sample without any.
 
-    ``sample_T`` says which of ``count`` samples a token belongs to. GSPO's sequence ratio is ``exp`` of this over
-    ``lp - old`` (arXiv 2507.18071).
+    ``sample_T`` says which of ``count`` samples a token belongs to; ``over_ranks`` adds up the ranks that hold parts of them.
+    GSPO's sequence ratio is ``exp`` of this over ``lp - old`` (arXiv 2507.18071).
     """
-    totals_N = values_T.new_zeros(count).index_add(0, sample_T, masked(values_T, mask_T))
-    counts_N = values_T.new_zeros(count).index_add(0, sample_T, mask_T.to(values_T.dtype))
+    totals_N = over_ranks(values_T.new_zeros(count).index_add(0, sample_T, masked(values_T, mask_T)))
+    counts_N = over_ranks(values_T.new_zeros(count).index_add(0, sample_T, mask_T.to(values_T.dtype)))
     return (totals_N / counts_N.clamp(min=1))[sample_T]
 
 

@@ -55,11 +55,6 @@ def parse(argv: list[str], rank: int, world_size: int):
         raise UsageError(f"Megatron refuses the options: {error}", "see the option it names") from error
     finally:
         sys.argv = saved
-    if args.context_parallel_size > 1 and args.transformer_impl == "local":
-        raise UsageError(
-            "--context-parallel-size above 1 needs Transformer Engine, which this machine does not have",
-            "leave it at 1 here",
-        )
     args.padded_vocab_size = args.vocab_size
     args.variable_seq_lengths = True  # packs differ in length, and pipeline stages must tell each other; not a flag
     return args

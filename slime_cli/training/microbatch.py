@@ -1,6 +1,7 @@
 """A micro-batch as tensors: the pack's tokens, and for every response token what the loss needs to know.
 
-``R`` counts response tokens of the micro-batch's samples, in the order of the samples.
+``R`` counts the response tokens that are predicted on this rank, sample by sample: all of the micro-batch's samples, or this
+rank's share of them under context parallelism.
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from slime_cli.buffer.batch import TrainBatch
-from slime_cli.training import attention
+from slime_cli.training import packs
 
 
 @dataclasses.dataclass
@@ -19,7 +20,7 @@ class MicroBatch:
     positions: list[int]
     """Which samples of the batch it holds, in order; empty for a filler."""
     tokens_T: torch.Tensor
-    pack: attention.Pack
+    pack: packs.Pack
     where_R: torch.Tensor
     """The place in the pack whose logits predict each response token."""
     targets_R: torch.Tensor
@@ -54,33 +55,26 @@ class MicroBatch:
         return torch.as_tensor(values, dtype=torch.float32).to(self.tokens_T.device)
 
 
-def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """``concatenate([arange(s, s + n) ...])`` without a Python loop."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
-
-
-def build(
-    batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, multiple: int, device
-) -> MicroBatch:
-    """Tensors of the samples at ``positions``; the pack's length is padded to a multiple of ``multiple`` (SP needs it).
+def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut: packs.Cut, device) -> MicroBatch:
+    """Tensors of this rank's part (``cut``) of the samples at ``positions``, which may hold none of their response tokens.
 
     No positions: a filler of masked tokens that keeps the ranks' collectives in step.
     """
     p = np.asarray(positions, np.int64)
     lengths, responses = batch.lengths_N[p], batch.response_lengths_N[p]
-    tokens = batch.tokens_T[_ranges(batch.starts_N[p], lengths)]
-    r = _ranges(batch.response_starts_N[p], responses)
-    ends = np.cumsum(lengths)
-    where = _ranges(ends - responses - 1, responses)
-    mask, weight = batch.loss_mask_R[r].astype(bool), np.repeat(weights_N[p], responses)
-    targets = tokens[where + 1] if len(where) else np.zeros(0, np.int64)
-    sizes, owners = lengths.tolist(), np.repeat(np.arange(len(p)), responses)
+    owner_T, place_T = packs.places(lengths, cut)
+    real_T, at_T = place_T < lengths[owner_T], batch.starts_N[p][owner_T] + place_T
+    tokens = np.where(real_T, batch.tokens_T[np.where(real_T, at_T, 0)], 0)
+    response_T = place_T - (lengths - responses - 1)[owner_T]  # which response token a place predicts
+    where = np.flatnonzero((response_T >= 0) & (response_T < responses[owner_T]))
+    owners, r = owner_T[where], (batch.response_starts_N[p][owner_T] + response_T)[where]
+    targets, mask, weight = batch.tokens_T[at_T[where] + 1], batch.loss_mask_R[r].astype(bool), weights_N[p][owners]
     if not len(where):
         where, targets, mask, weight, owners = (np.zeros(1, t) for t in (np.int64, np.int64, bool, np.float64, np.int64))
-    padding = (-len(tokens)) % multiple if len(tokens) else multiple
+    padding = (-len(tokens)) % cut.tokens_multiple if len(tokens) else cut.tokens_multiple
+    sizes = lengths.tolist()
     if padding:
-        tokens, sizes = np.concatenate([tokens, np.zeros(padding, np.int64)]), [*sizes, padding]
+        tokens, sizes = np.concatenate([tokens, np.zeros(padding, np.int64)]), [*sizes, padding * cut.size]
     rollout = batch.rollout_log_probs_R
     rollout = None if rollout is None else (rollout[r] if len(r) else np.zeros(1, np.float32))
 
@@ -88,7 +82,7 @@ def build(
         return None if values is None else torch.as_tensor(values, dtype=dtype).to(device)
 
     return MicroBatch(
-        positions=list(positions), tokens_T=tensor(tokens, torch.long), pack=attention.pack(sizes, device),
+        positions=list(positions), tokens_T=tensor(tokens, torch.long), pack=packs.pack(sizes, device, cut),
         where_R=tensor(where, torch.long), targets_R=tensor(targets, torch.long), mask_R=tensor(mask, torch.bool),
         weight_R=tensor(weight, torch.float32), sample_R=tensor(owners, torch.long), rows_R=r,
         rollout_log_probs_R=tensor(rollout, torch.float32),

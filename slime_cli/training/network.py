@@ -108,9 +108,10 @@ class Network:
     def train(self, mbs: list[MicroBatch], head: Head, loss: Callable) -> tuple[list, float]:
         """One optimizer step of the sum of ``loss(mb, head's output) -> (loss, report)`` over micro-batches and data-parallel
         ranks. The reports (last stage only) and the gradient's norm before clipping."""
-        # Megatron divides by the micro-batch count and, unless --calculate-per-token-loss makes it add up, averages over
-        # data-parallel ranks; the weights in the loss are global.
-        ranks = 1 if self.args.calculate_per_token_loss else mpu.get_data_parallel_world_size(with_context_parallel=True)
+        # Megatron divides by the micro-batch count, multiplies by the context parallel ranks and, unless
+        # --calculate-per-token-loss makes it add up, averages over these and the data-parallel ones; the weights in the loss
+        # are global.
+        ranks = 1 / self.args.context_parallel_size if self.args.calculate_per_token_loss else mpu.get_data_parallel_world_size()
         scale = len(mbs) * ranks
 
         def scaled(mb, out):

@@ -9,6 +9,8 @@ Masked tokens are cut out before anything is computed: 0 * nan is nan in a backw
 import types
 
 import torch
+from megatron.core import mpu
+from torch.distributed.nn.functional import all_reduce
 
 from slime_cli.training import losses
 from slime_cli.training.microbatch import MicroBatch
@@ -60,7 +62,7 @@ def _surrogate(s: Settings, mb: MicroBatch, log_probs_R: torch.Tensor, old_R: to
     advantages_R, gap_R = mb.advantages_R, log_probs_R - old_R
     means_R = None
     if s.advantage_estimator == "gspo" or s.use_opsm:
-        means_R = losses.sample_means(gap_R, mb.mask_R, mb.sample_R, mb.samples)
+        means_R = losses.sample_means(gap_R, mb.mask_R, mb.sample_R, mb.samples, _over_context)
     if s.advantage_estimator == "cispo":
         loss_R, clipped_R = losses.cispo_loss(log_probs_R, old_R, advantages_R, s.eps_clip, s.eps_clip_high)
     else:
@@ -72,6 +74,13 @@ def _surrogate(s: Settings, mb: MicroBatch, log_probs_R: torch.Tensor, old_R: to
         loss_R = loss_R * kept_R
         report["opsm_clipfrac"] = ~kept_R
     return loss_R, report
+
+
+def _over_context(sums_N: torch.Tensor) -> torch.Tensor:
+    """Sums of samples whose tokens context parallel ranks share; the gradient is shared alike."""
+    if mpu.get_context_parallel_world_size() == 1:
+        return sums_N
+    return all_reduce(sums_N, group=mpu.get_context_parallel_group())
 
 
 def custom(function, args: types.SimpleNamespace, mb: MicroBatch, logits_RV: torch.Tensor) -> tuple[torch.Tensor, dict]:

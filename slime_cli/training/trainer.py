@@ -23,7 +23,7 @@ from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.manifests import checkpoints
 from slime_cli.tracing.spans import Tracer
-from slime_cli.training import advantages, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model, objective, packing
+from slime_cli.training import advantages, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model, objective, packing, packs
 from slime_cli.training.network import Network
 from slime_cli.training.settings import Settings
 
@@ -136,8 +136,9 @@ class Trainer:
 
     def _micro_batches(self, batch: TrainBatch, positions: range) -> tuple[Part, int]:
         s, args = self.settings, self.args
+        context = args.context_parallel_size
         plan = packing.schedule(
-            list(positions), batch.lengths_N.tolist(), mpu.get_data_parallel_world_size(), max_tokens=s.max_tokens,
+            list(positions), batch.lengths_N.tolist(), mpu.get_data_parallel_world_size(), max_tokens=s.max_tokens and s.max_tokens * context,
             micro_batch_size=args.micro_batch_size, oversize=s.oversize,
             multiple=args.pipeline_model_parallel_size if args.virtual_pipeline_model_parallel_size else 1,
         )  # fmt: skip
@@ -146,9 +147,16 @@ class Trainer:
         weights_N = losses.sample_weights(torch.from_numpy(sums_N), len(positions), args.calculate_per_token_loss).numpy()
         if args.calculate_per_token_loss:
             weights_N = weights_N / max(int(sums_N[list(positions)].sum()), 1)
-        multiple = args.tensor_model_parallel_size if args.sequence_parallel else 1
-        build = functools.partial(microbatch.build, batch, weights_N=weights_N, multiple=multiple, device=self.policy.device)
+        build = functools.partial(microbatch.build, batch, weights_N=weights_N, cut=self._cut, device=self.policy.device)
         return [build(p) for p in plan.per_rank[mpu.get_data_parallel_rank()]], len(plan.dropped)
+
+    @property
+    def _cut(self) -> packs.Cut:
+        args = self.args
+        return packs.Cut(
+            mpu.get_context_parallel_rank(), args.context_parallel_size, args.tensor_model_parallel_size if args.sequence_parallel else 1,
+            local=args.transformer_impl == "local",
+        )  # fmt: skip
 
     def _prepare(self, batch: TrainBatch, parts: list[Part]) -> dict[str, float]:
         """Gives every micro-batch its old and reference log-probabilities, advantages, returns and corrections.

@@ -9,7 +9,7 @@ import torch
 from megatron.core import mpu
 from megatron.core.transformer import TransformerConfig
 
-from slime_cli.training import attention
+from slime_cli.training import attention, packs
 from slime_cli.training.logprobs import token_entropy, token_log_probs
 
 LENGTHS = {
@@ -67,7 +67,7 @@ def packed(lengths, heads, groups, dtype) -> dict[str, float]:
     want = naive(q, k, v, lengths)
     want_gradients = torch.autograd.grad((want * weight).sum(), (q, k, v))
     mine = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
-    got = core(heads, groups)(*mine, packed_seq_params=attention.pack(lengths, torch.device("cpu")))
+    got = core(heads, groups)(*mine, packed_seq_params=packs.pack(lengths, torch.device("cpu")))
     gradients = torch.autograd.grad((got * weight.to(dtype)).sum(), mine)
     return {"out": gap(got, want), "gradient": max(gap(a, b) for a, b in zip(gradients, want_gradients))}
 
@@ -87,11 +87,11 @@ def places() -> dict[str, float]:
     rng = random.Random(1)
     shapes = [*LENGTHS.values(), *([rng.randint(1, 2 ** rng.randint(0, 9)) for _ in range(rng.randint(1, 40))] for _ in range(200))]
     for lengths in shapes:
-        shape = attention.rectangles(lengths)
-        flat = torch.cat([g.flatten() for g in shape.gathers])
+        shape = packs.rectangles(lengths)
+        flat = torch.cat([g.flatten() for g in shape.queries])
         wrong += int((flat[shape.scatter_T] != torch.arange(sum(lengths))).sum())
         wrong += len(shape.scatter_T) - len(shape.scatter_T.unique())
-        rows = sorted(tuple(row.tolist()) for g in shape.gathers for row in g)
+        rows = sorted(tuple(row.tolist()) for g in shape.queries for row in g)
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
         for row, (start, n) in zip(rows, sorted(zip(starts, lengths))) if rows and len(rows) == len(lengths) else [((), (0, -1))]:
             wrong += row[:n] != tuple(range(start, start + n))
@@ -99,11 +99,40 @@ def places() -> dict[str, float]:
     return {"wrong": wrong, "padding": padding}
 
 
+def zigzag(lengths, size) -> dict[str, float]:
+    """Every context parallel rank's part of a pack in turn, over keys and values as a gather gives them."""
+    heads, groups = 4, 2
+    whole = inputs(sum(lengths), heads, groups)
+    weight = torch.randn(sum(lengths), heads * DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    want = naive(*whole, lengths)
+    want_gradients = torch.autograd.grad((want * weight).sum(), whole)
+    starts = torch.tensor([sum(lengths[:i]) for i in range(len(lengths))])
+    cuts = [packs.Cut(rank, size) for rank in range(size)]
+    held = []
+    for cut in cuts:
+        owner_T, place_T = (torch.from_numpy(x) for x in packs.places(lengths, cut))
+        real_T = place_T < torch.tensor(lengths)[owner_T]
+        held.append((torch.where(real_T, starts[owner_T] + place_T, 0), real_T))
+    q, k, v = ([torch.where(real_T[:, None, None], x[at_T], 1e3) for at_T, real_T in held] for x in whole)
+    seen, loss, worst = [], 0.0, 0.0
+    for cut, own, (at_T, real_T) in zip(cuts, q, held):
+        got = core(heads, groups)(own, torch.cat(k), torch.cat(v), packed_seq_params=packs.pack(lengths, torch.device("cpu"), cut))
+        worst = max(worst, gap(got[real_T], want[at_T[real_T]]))
+        loss = loss + (got[real_T] * weight[at_T[real_T]]).sum()
+        seen += at_T[real_T].tolist()
+    gradients = torch.autograd.grad(loss, whole)
+    shares = [int(real_T.sum()) for _, real_T in held]
+    return {
+        "out": worst, "gradient": max(gap(a, b) for a, b in zip(gradients, want_gradients)),
+        "not_once": float(sorted(seen) != list(range(sum(lengths)))), "uneven": float(max(map(len, q)) - min(map(len, q))), "shares": max(shares),
+    }  # fmt: skip
+
+
 def isolation() -> dict[str, float]:
     """What one sequence's output changes by when every other sequence of the pack becomes huge: nothing."""
     lengths = LENGTHS["ragged"]
     q, k, v = (x.detach() for x in inputs(sum(lengths), 4, 2))
-    pack = attention.pack(lengths, torch.device("cpu"))
+    pack = packs.pack(lengths, torch.device("cpu"))
     before = core(4, 2)(q, k, v, packed_seq_params=pack)
     worst, start = 0.0, 0
     for n in lengths:
@@ -117,6 +146,7 @@ def isolation() -> dict[str, float]:
 
 def everything() -> dict[str, dict[str, float]]:
     out = {"unpacked": unpacked(), "places": places(), "isolation": isolation()}
+    out |= {f"zigzag-{name}-{size}": zigzag(LENGTHS[name], size) for name in ("one", "ragged", "long_and_short", "many") for size in (2, 3, 4)}
     for name, lengths in LENGTHS.items():
         for kind, (heads, groups) in HEADS.items():
             out[f"{name}-{kind}-float64"] = packed(lengths, heads, groups, torch.float64)

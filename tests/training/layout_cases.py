@@ -239,20 +239,18 @@ def bridges(session: Session) -> dict[str, dict]:
 
 
 def logits_gap(session: Session, trainer: Trainer, name: str) -> float | None:
-    """Largest difference over this rank's samples; None on ranks that have no logits."""
+    """Largest difference over this rank's response tokens; None on ranks that have no logits."""
     batch = global_batch()
     mbs, _ = trainer._micro_batches(batch, range(len(batch)))
 
     def whole(mb, **given):
         return gather_from_tensor_model_parallel_region(heads.logits(mb, **given))
 
-    want_RV = torch.load(session.folder / f"{name}.logits").split(batch.response_lengths_N.tolist())
+    want_RV = torch.load(session.folder / f"{name}.logits")
     worst = None
     for mb, logits_RV in zip(mbs, trainer.policy.forward(mbs, whole)):
-        sizes = torch.bincount(mb.sample_R, minlength=mb.samples).tolist() if len(mb.rows_R) else []
-        for i, got_RV in zip(mb.positions, logits_RV.split(sizes)) if sizes else []:
-            if len(got_RV):
-                worst = max(worst or 0.0, float((got_RV - want_RV[i]).abs().max()))
+        if len(mb.rows_R):
+            worst = max(worst or 0.0, float((logits_RV - want_RV[mb.rows_R]).abs().max()))
     return worst
 
 

@@ -13,9 +13,11 @@ import sys
 import tempfile
 
 WORKER = pathlib.Path(__file__).parent / "layout_worker.py"
-LAYOUTS = ("single", "tp2", "pp2", "dp2", "dp2_distributed")
+LAYOUTS = ("single", "tp2", "pp2", "vpp2", "cp2", "tp2_cp2", "dp2", "dp2_distributed")
+OF_EXPERTS = ("ep2", "tp2_ep2", "cp2_ep2", "pp2_ep2")
+"""Layouts of mixtures of experts only."""
 SAVING = ("single", "dp2_distributed")
-JOBS = ("make", *LAYOUTS, *(f"{layout}:resume" for layout in SAVING))
+JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING))
 
 
 @functools.cache
@@ -49,5 +51,5 @@ def ranks(job: str) -> list[dict]:
 
 def reported(layout: str) -> dict[str, list[dict]]:
     """Metrics of every case and rollout, from the one rank that reports them."""
-    (steps,) = [r["steps"] for r in ranks(layout) if r["steps"]["grpo"][0] is not None]
+    (steps,) = [r["steps"] for r in ranks(layout) if None not in next(iter(r["steps"].values()))]
     return steps

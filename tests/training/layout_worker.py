@@ -25,17 +25,26 @@ from megatron.bridge import AutoBridge  # noqa: E402, F401  (imported before the
 
 import attention_cases  # noqa: E402
 import layout_cases  # noqa: E402
+import moe_cases  # noqa: E402
 import policy_cases  # noqa: E402
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 
+EXPERTS = ["--expert-model-parallel-size", "2", "--expert-tensor-parallel-size", "1"]
 LAYOUTS = {
     "single": (1, []),
     "tp2": (2, ["--tensor-model-parallel-size", "2", "--sequence-parallel"]),
     "pp2": (2, ["--pipeline-model-parallel-size", "2"]),
+    "vpp2": (2, ["--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1"]),
+    "cp2": (2, ["--context-parallel-size", "2"]),
+    "tp2_cp2": (4, ["--tensor-model-parallel-size", "2", "--sequence-parallel", "--context-parallel-size", "2"]),
     "dp2": (2, []),
     "dp2_distributed": (2, ["--use-distributed-optimizer"]),
+    "ep2": (2, ["--expert-model-parallel-size", "2"]),
+    "tp2_ep2": (2, ["--tensor-model-parallel-size", "2", "--sequence-parallel", *EXPERTS]),
+    "cp2_ep2": (2, ["--context-parallel-size", "2", "--use-distributed-optimizer", *EXPERTS]),
+    "pp2_ep2": (4, ["--pipeline-model-parallel-size", "2", *EXPERTS]),
 }
 
 
@@ -50,15 +59,18 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
     from slime_cli.training import megatron
 
     world_size, flags = LAYOUTS[layout]
-    megatron.initialise(megatron.parse(layout_cases.argv(DEVICE, folder / "tied", flags), rank, world_size), DEVICE)
+    some = folder / ("moe" if "ep2" in layout else "tied")
+    megatron.initialise(megatron.parse(layout_cases.argv(DEVICE, some, flags), rank, world_size), DEVICE)
     session = layout_cases.Session(folder, layout, flags, rank, world_size, DEVICE)
     if job.endswith(":resume"):
         return {"resume": layout_cases.resume(session)}
+    if "ep2" in layout:
+        return {"steps": moe_cases.steps(session)}
     return {
         "attention": attention_cases.everything() if layout == "single" else {},
         "log_probs": attention_cases.log_probs(),
         "bridge": layout_cases.bridges(session),
-        "steps": layout_cases.steps(session),
+        "steps": layout_cases.steps(session) | moe_cases.steps(session),
         "policy": policy_cases.everything(session) if layout in ("single", "dp2", "tp2") else {},
         "saved": layout_cases.save(session) if layout in ("single", "dp2_distributed") else {},
     }
@@ -69,7 +81,7 @@ def child(folder: pathlib.Path, job: str, rank: int) -> None:
     code = 1
     try:
         if job == "make":
-            out = layout_cases.make(folder)
+            out = layout_cases.make(folder) | moe_cases.make(folder)
         else:
             out = in_layout(folder, job, job.split(":")[0], rank)
         (folder / f"{job}.{rank}.json").write_text(json.dumps(out))

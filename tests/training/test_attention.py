@@ -23,6 +23,14 @@ def test_packed_attention_is_attention_over_each_sequence_alone(cases, lengths, 
     assert got["out"] < tolerance and got["gradient"] < tolerance
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("lengths", ["one", "ragged", "long_and_short", "many"])
+def test_context_parallel_parts_of_a_pack_add_up_to_attention_over_the_whole(cases, lengths, size):
+    got = cases[f"zigzag-{lengths}-{size}"]
+    assert got["out"] < 1e-12 and got["gradient"] < 1e-12
+    assert got["not_once"] == 0 and got["uneven"] == 0
+
+
 def test_attention_without_packing(cases):
     assert cases["unpacked"]["out"] < 1e-12
 

@@ -20,8 +20,13 @@ ALSO_DP2 = [
     "grpo_static", "grpo_chunks_of_a_row", "grpo_oversize_isolated", "grpo_per_token_packed_small", "grpo_rollout_log_probs",
     "grpo_rollout_log_probs_nan_where_masked", "sft_packed_small", *(f"{e}_packed_small" for e in ESTIMATORS[1:]),
 ]  # fmt: skip
-LAYOUT_CASES = [(layout, case) for layout in ("tp2", "pp2", "dp2", "dp2_distributed") for case in EVERYWHERE]
+LAYOUT_CASES = [(layout, case) for layout in layout_launch.LAYOUTS[1:] for case in EVERYWHERE]
 LAYOUT_CASES += [("dp2", case) for case in ALSO_DP2]
+LAYOUT_CASES += [
+    (layout, case)
+    for layout in (*layout_launch.LAYOUTS[1:], *layout_launch.OF_EXPERTS)
+    for case in ("moe_grpo", "moe_grpo_per_token", "moe_ppo_packed_small", "latent_grpo")
+]
 
 
 def assert_same(got: list[dict], want: list[dict]) -> None:
