@@ -69,7 +69,7 @@ class Stage:
             return
         self._prepare_trainers(committed)
         if self.policy:
-            self.generator = Generator(self.args, self.conductor.serving(), self.conductor.rewards)
+            self.generator = Generator(self.args, self.conductor.serving(), self.conductor.rewards, self._routed_experts_shape())
             self._publish()
             if not self.s["skip_eval_before_train"] and not first:
                 self._evaluate()
@@ -148,6 +148,15 @@ class Stage:
             if committed:
                 self.trainers.call("load", committed.checkpoint, False)
                 self.say(f"{self.name}: resumed at step {committed.step}, {len(self.buffer.recovery.replay)} batch(es) to train again")
+
+    def _routed_experts_shape(self) -> list[int] | None:
+        """[layers, experts a token] with ``--use-rollout-routing-replay``."""
+        if not self.s["use_rollout_routing_replay"]:
+            return None
+        config = architecture.read_config(self.conductor.model)
+        if "num_experts_per_tok" not in config:
+            raise UsageError(f"--use-rollout-routing-replay: {self.conductor.model} is not a mixture of experts", "leave it out")
+        return [config["num_hidden_layers"], config["num_experts_per_tok"]]
 
     def _critic_argv(self) -> list[str]:
         """The policy's options with those that ``--megatron-config-path`` gives the critic."""

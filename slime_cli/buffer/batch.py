@@ -32,6 +32,9 @@ class TrainBatch:
     """uint8, 1 where the token is trained."""
     rollout_log_probs_R: np.ndarray | None
     """float32; None when no engine generated the samples (SFT)."""
+    routed_experts_TLK: np.ndarray | None = None
+    """int16, the experts that the engine chose for each token in each of L layers; the last token of a sample, whose choice no
+    engine makes, has the first K. None without ``--use-rollout-routing-replay``."""
 
     def __len__(self) -> int:
         return len(self.lengths_N)
@@ -70,7 +73,21 @@ class TrainBatch:
             tokens_T=flat([s.tokens for s in samples], np.int64),
             loss_mask_R=flat([s.effective_mask() for s in samples], np.uint8),
             rollout_log_probs_R=flat([s.rollout_log_probs for s in samples], np.float32) if have and all(have) else None,
+            routed_experts_TLK=_routed_experts(samples),
         )
+
+
+def _routed_experts(samples: list[Sample]) -> np.ndarray | None:
+    have = [s.rollout_routed_experts is not None for s in samples]
+    if not any(have):
+        return None
+    if not all(have):
+        raise ValueError(f"sample {samples[have.index(False)].index} has no rollout_routed_experts while others have")
+    shapes = sorted({tuple(s.routed_experts_shape) for s in samples})
+    if len(shapes) > 1:
+        raise ValueError(f"rollout_routed_experts differ in layers and experts a token: {shapes}")
+    last_1LK = np.broadcast_to(np.arange(shapes[0][1], dtype=np.int16), (1, *shapes[0]))
+    return np.concatenate([part for s in samples for part in (np.frombuffer(s.rollout_routed_experts, "<i2").reshape(-1, *shapes[0]), last_1LK)])
 
 
 def to_parquet(samples: list[Sample]) -> bytes:
@@ -87,7 +104,8 @@ def to_parquet(samples: list[Sample]) -> bytes:
         ("prompt", pa.string()), ("response", pa.string()), ("label", pa.string()), ("reward", pa.string()),
         ("tokens", pa.list_(pa.int64())), ("response_length", pa.int64()), ("loss_mask", pa.list_(pa.int8())),
         ("rollout_log_probs", pa.list_(pa.float32())), ("weight_versions", pa.list_(pa.string())),
-        ("remove_sample", pa.bool_()), ("metadata", pa.string()),
+        ("remove_sample", pa.bool_()), ("metadata", pa.string()), ("rollout_routed_experts", pa.binary()),
+        ("routed_experts_shape", pa.list_(pa.int32())),
     ])  # fmt: skip
     out = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), out, compression="zstd")

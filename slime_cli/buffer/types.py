@@ -6,6 +6,7 @@ prompt occurrence); ``index`` is unique in a run and is the journal's key.
 
 import dataclasses
 import enum
+import math
 from typing import Any
 
 
@@ -69,6 +70,10 @@ class Sample:
     """1 where the token is trained; None means all ones."""
     rollout_log_probs: list[float] | None = None
     """The engine's log-probability of each response token (natural log, after temperature)."""
+    rollout_routed_experts: bytes | None = None
+    """int16 (little endian) [len(tokens) - 1, layers, K]: the K experts that the engine's routers chose for every token but the last."""
+    routed_experts_shape: list[int] | None = None
+    """[layers, K] of the former."""
     weight_versions: list[str] = dataclasses.field(default_factory=list)
     """One per engine call that produced tokens of this sample."""
     rollout_id: int | None = None
@@ -98,6 +103,10 @@ class Sample:
                 raise ValueError(
                     f"sample {self.index}: {name} has {len(values)} entries for {self.response_length} response tokens"
                 )
+
+        routes, shape = self.rollout_routed_experts, self.routed_experts_shape
+        if routes is not None and len(routes) != 2 * math.prod(shape or ()) * (len(self.tokens) - 1):
+            raise ValueError(f"sample {self.index}: rollout_routed_experts has {len(routes)} bytes for {len(self.tokens)} tokens of {shape}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only (msgpack and JSON friendly)."""

@@ -11,6 +11,8 @@ import pathlib
 import shutil
 import subprocess
 
+from slime_cli.errors import UsageError
+
 CPU_FOLDER = pathlib.Path(__file__).parent / "cpu"
 
 
@@ -53,6 +55,15 @@ def prepare_trainer() -> Device:
     else:
         redirect.stand_in_for_transformer_engine()
     return device
+
+
+def check_engine(config: dict) -> None:
+    """Raises UsageError for a model (its HF ``config.json``) that SGLang cannot serve on this device."""
+    if find().kind == "cpu" and "num_experts_per_tok" in config:
+        raise UsageError(
+            "SGLang's stock wheel has no kernels for mixtures of experts on a CPU",
+            "run the engines on a GPU (--rollout-endpoint can name them); the trainer runs on either",
+        )
 
 
 def engine_environment(environment: dict[str, str]) -> dict[str, str]:

@@ -290,8 +290,21 @@ def _off_policy(r: Resolved) -> Iterator[Problem | str]:
             yield f"{_flag(low)} {s[low]} and {_flag(high)} {s[high]}", "ratios need 0 <= lower <= upper"
     if s["use_tis"] and s["tis_mode"] == "truncate" and s["tis_clip_low"]:
         yield "--tis-clip-low has no effect with --tis-mode truncate", "use --tis-mode clip"
+    yield from _routing(r)
     if s["use_opd"] and not s["opd_teacher_load"]:
         yield "--use-opd needs --opd-teacher-load", "give the teacher's Megatron checkpoint (slime convert hf-to-dist makes one)"
+
+
+def _routing(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if s["use_routing_replay"] and s["use_rollout_routing_replay"]:
+        yield "--use-routing-replay and --use-rollout-routing-replay exclude each other", "follow the old policy's pass or the engine"
+    if s["use_routing_replay"] and s["use_rollout_logprobs"]:
+        yield "--use-routing-replay with --use-rollout-logprobs: no pass of the old policy chooses experts", "use --use-rollout-routing-replay"
+    if s["use_routing_replay"] and s["num_steps_per_rollout"] == 1:
+        yield "--use-routing-replay with one step a rollout: the policy has not moved since the pass that it replays"
+    if r.megatron.get("moe_router_fusion") and (s["use_routing_replay"] or s["use_rollout_routing_replay"]):
+        yield "--moe-router-fusion leaves out the replay of experts", "leave it out"
 
 
 def _flag(dest: str) -> str:

@@ -33,6 +33,10 @@ def derived(slime: dict[str, Any], megatron: dict[str, Any]) -> dict[tuple[str, 
         found["slime", "normalize_advantages"] = True  # part of both methods
     if slime["rollout_num_gpus"] is None:
         found["slime", "rollout_num_gpus"] = _engine_devices(slime)
+    if slime["use_routing_replay"] or slime["use_rollout_routing_replay"]:
+        found["megatron", "moe_enable_routing_replay"] = True
+    if slime["use_rollout_routing_replay"] and not slime["rollout_endpoint"]:
+        found["sglang", "enable_return_routed_experts"] = True
     return found
 
 

@@ -182,6 +182,8 @@ _OFF_POLICY = (
     ("--rs-lower-bound", "float", 0.5, "Ratio below which --use-rs rejects."),
     ("--rs-upper-bound", "float", 2.0, "Ratio above which --use-rs rejects."),
     ("--rs-veto-threshold", "float", None, "Reject a whole sample when one token's ratio is below this."),
+    ("--use-routing-replay", "flag", False, "Send tokens to the experts that the old policy's pass chose, in every step of the rollout."),
+    ("--use-rollout-routing-replay", "flag", False, "Send tokens to the experts that the engine chose, in every pass of the policy."),
     ("--use-opd", "flag", False, "On-policy distillation: take the gap to a teacher's log-probabilities off the advantage."),
     ("--opd-kl-coef", "float", 1.0, "Weight of that gap."),
     ("--opd-teacher-load", "str", None, "Megatron checkpoint of the teacher: same architecture as the policy."),

@@ -1,6 +1,7 @@
 """Asks the router's engines for samples: bounded in flight, every answer checked at the boundary."""
 
 import asyncio
+import base64
 from typing import Any
 
 import aiohttp
@@ -68,3 +69,23 @@ def fill(sample: Sample, prompt_tokens: list[int], answer: dict[str, Any]) -> No
     sample.rollout_log_probs = [entry[0] for entry in scored]
     sample.weight_versions.append(str(meta.get("weight_version")))
     sample.status = _STATUS.get(meta["finish_reason"]["type"], Status.FAILED)
+
+
+def fill_routed_experts(sample: Sample, answer: dict[str, Any], shape: list[int]) -> None:
+    """Puts the experts that the engine chose into a filled ``sample``; ``shape`` is [layers, experts a token].
+
+    Raises EngineError when the engine says nothing of them, or of another model.
+    """
+    import numpy as np
+
+    encoded = answer["meta_info"].get("routed_experts")
+    if encoded is None:
+        raise EngineError(
+            f"sample {sample.index}: the engine does not say which experts it chose",
+            "start it with --sglang-enable-return-routed-experts (slime serve-rollout takes it too)",
+        )
+    chosen = np.frombuffer(base64.b64decode(encoded), "<i4")
+    expected = (len(sample.tokens) - 1) * shape[0] * shape[1]
+    if len(chosen) != expected or not 0 <= chosen.min(initial=0) <= chosen.max(initial=0) < 2**15:
+        raise EngineError(f"sample {sample.index}: {len(chosen)} chosen experts for {len(sample.tokens)} tokens of {shape}, not {expected}")
+    sample.rollout_routed_experts, sample.routed_experts_shape = chosen.astype("<i2").tobytes(), list(shape)

@@ -10,7 +10,7 @@ from typing import Any
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.types import Sample, Status
 from slime_cli.rollout import hooks
-from slime_cli.rollout.client import RouterClient, fill
+from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
 from slime_cli.rollout.pool import RewardFailure
 from slime_cli.rollout.rewards import RewardPool
 
@@ -27,8 +27,11 @@ class Result:
 class Generator:
     """Turns leased groups into rewarded ones. ``args`` is what hooks get."""
 
-    def __init__(self, args: types.SimpleNamespace, client: RouterClient, rewards: RewardPool):
-        self.args, self.client, self.rewards = args, client, rewards
+    def __init__(
+        self, args: types.SimpleNamespace, client: RouterClient, rewards: RewardPool, routed_experts_shape: list[int] | None = None
+    ):
+        """``routed_experts_shape``: layers and experts a token, where the engines are to say which experts they chose."""
+        self.args, self.client, self.rewards, self.routed_experts_shape = args, client, rewards, routed_experts_shape
         self.custom = hooks.load(args.custom_generate_function_path, "generate") if args.custom_generate_function_path else None
         path = args.dynamic_sampling_filter_path
         self.filter = hooks.load(path, "dynamic_filter") if path else None
@@ -104,8 +107,12 @@ class Generator:
             await asyncio.gather(*(self._custom(sample, params, group.rendered.tokens) for sample in group.pending))
             return
         body = {"input_ids": group.rendered.tokens, "sampling_params": params | {"n": len(group.pending)}, "return_logprob": True}
+        if self.routed_experts_shape:
+            body["return_routed_experts"] = True
         for sample, answer in zip(group.pending, await self.client.generate(body), strict=True):
             fill(sample, group.rendered.tokens, answer)
+            if self.routed_experts_shape:
+                fill_routed_experts(sample, answer, self.routed_experts_shape)
 
     async def _custom(self, sample: Sample, params: dict[str, Any], prompt_tokens: list[int]) -> None:
         sample.tokens = list(prompt_tokens)

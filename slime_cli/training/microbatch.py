@@ -41,6 +41,10 @@ class MicroBatch:
     old_values_R: torch.Tensor | None = None
     correction_R: torch.Tensor | None = None
     """What an off-policy correction multiplies the policy loss with."""
+    routed_experts_TLK: torch.Tensor | None = None
+    """Experts that the engine chose for each of this rank's tokens in all layers of the model."""
+    routes: dict[tuple[int, int], torch.Tensor] = dataclasses.field(default_factory=dict)
+    """Experts chosen for this rank's tokens, [T, K] by virtual pipeline stage and router; see :mod:`slime_cli.training.routing`."""
     on_policy: bool = True
     """The log-probabilities that are compared with the engine's are of the weights that generated it: only then is the
     difference a figure of the engines alone."""
@@ -78,6 +82,12 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
     rollout = batch.rollout_log_probs_R
     rollout = None if rollout is None else (rollout[r] if len(r) else np.zeros(1, np.float32))
 
+    routed = batch.routed_experts_TLK
+    if routed is not None:  # what is padding goes to the first experts
+        anywhere = np.broadcast_to(np.arange(routed.shape[2]), (len(tokens), *routed.shape[1:])).copy()
+        anywhere[np.flatnonzero(real_T)] = routed[at_T[real_T]]
+        routed = anywhere
+
     def tensor(values, dtype):
         return None if values is None else torch.as_tensor(values, dtype=dtype).to(device)
 
@@ -85,5 +95,5 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
         positions=list(positions), tokens_T=tensor(tokens, torch.long), pack=packs.pack(sizes, device, cut),
         where_R=tensor(where, torch.long), targets_R=tensor(targets, torch.long), mask_R=tensor(mask, torch.bool),
         weight_R=tensor(weight, torch.float32), sample_R=tensor(owners, torch.long), rows_R=r,
-        rollout_log_probs_R=tensor(rollout, torch.float32),
+        rollout_log_probs_R=tensor(rollout, torch.float32), routed_experts_TLK=tensor(routed, torch.long),
     )  # fmt: skip

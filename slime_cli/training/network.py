@@ -24,6 +24,7 @@ from slime_cli.errors import EngineError
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training import checkpoint
 from slime_cli.training.microbatch import MicroBatch
+from slime_cli.training.routing import FREE, Routers
 
 Head = Callable[..., torch.Tensor]
 """``head(mb, **given)``: what is read off the last hidden states (:mod:`slime_cli.training.heads`)."""
@@ -46,6 +47,7 @@ class Network:
         self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.finalize_model_grads_func = finalize_model_grads
         self.device = next(self.model[0].parameters()).device
+        self.routers = Routers(self.model, args.sequence_parallel)
         self._kept: dict[str, dict[str, torch.Tensor]] = {}
 
     def activate(self) -> None:
@@ -101,13 +103,14 @@ class Network:
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
-    def forward(self, mbs: list[MicroBatch], head: Head) -> list[torch.Tensor]:
+    def forward(self, mbs: list[MicroBatch], head: Head, routing: str = FREE) -> list[torch.Tensor]:
         """What ``head`` reads off every micro-batch, without gradients; on the last pipeline stage."""
-        return self._pass(mbs, head, lambda mb, out: out, forward_only=True)
+        return self._pass(mbs, head, lambda mb, out: out, routing, forward_only=True)
 
-    def train(self, mbs: list[MicroBatch], head: Head, loss: Callable) -> tuple[list, float]:
+    def train(self, mbs: list[MicroBatch], head: Head, loss: Callable, routing: str = FREE) -> tuple[list, float]:
         """One optimizer step of the sum of ``loss(mb, head's output) -> (loss, report)`` over micro-batches and data-parallel
-        ranks. The reports (last stage only) and the gradient's norm before clipping."""
+        ranks. The reports (last stage only) and the gradient's norm before clipping. ``routing``: see
+        :mod:`slime_cli.training.routing`."""
         # Megatron divides by the micro-batch count, multiplies by the context parallel ranks and, unless
         # --calculate-per-token-loss makes it add up, averages over these and the data-parallel ones; the weights in the loss
         # are global.
@@ -124,7 +127,7 @@ class Network:
             for module in self.model:
                 module.zero_grad_buffer()
             self.optimizer.zero_grad()
-            reports = self._pass(mbs, head, scaled, forward_only=False)
+            reports = self._pass(mbs, head, scaled, routing, forward_only=False)
         with self.tracer.span("optimizer", network=self.name):
             grad_norm = self._apply()
             self.scheduler.step(increment=self.args.global_batch_size)
@@ -160,20 +163,23 @@ class Network:
     def lr(self) -> float:
         return self.optimizer.param_groups[0]["lr"]
 
-    def _pass(self, mbs: list[MicroBatch], head: Head, last: Callable, *, forward_only: bool) -> list:
+    def _pass(self, mbs: list[MicroBatch], head: Head, last: Callable, routing: str, *, forward_only: bool) -> list:
         def forward_step(iterator, model):
             mb = next(iterator)
-            out = model(
-                mb.tokens_T[None], mb.pack.positions_T[None], None, packed_seq_params=mb.pack, output_processor=functools.partial(head, mb)
-            )
+            with self.routers.during(mb, self.model.index(model), routing):
+                out = model(
+                    mb.tokens_T[None], mb.pack.positions_T[None], None, packed_seq_params=mb.pack, output_processor=functools.partial(head, mb)
+                )
             return out, lambda output, non_loss_data=False: last(mb, output)
 
         for module in self.model:
             module.eval() if forward_only else module.train()
         iterators = [iter(mbs) for _ in self.model]
         with torch.no_grad() if forward_only else contextlib.nullcontext():
-            return get_forward_backward_func()(
+            found = get_forward_backward_func()(
                 forward_step_func=forward_step, data_iterator=iterators if len(iterators) > 1 else iterators[0], model=self.model,
                 num_microbatches=len(mbs), seq_length=self.args.seq_length, micro_batch_size=1, forward_only=forward_only,
                 collect_non_loss_data=forward_only,
             )  # fmt: skip
+        self.routers.forget()
+        return found

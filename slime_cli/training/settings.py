@@ -51,6 +51,9 @@ class Settings:
     rs_upper_bound: float = 2.0
     rs_veto_threshold: float | None = None
 
+    use_routing_replay: bool = False
+    use_rollout_routing_replay: bool = False
+
     use_opd: bool = False
     opd_kl_coef: float = 1.0
 
@@ -87,6 +90,16 @@ class Settings:
     def corrected(self) -> bool:
         """The engine's policy and the old one are told apart before the first step."""
         return self.policy and (self.use_tis or self.use_rs or self.get_mismatch_metrics)
+
+    @property
+    def replays_routing(self) -> bool:
+        """The policy's steps follow experts that were chosen before."""
+        return self.policy and (self.use_routing_replay or self.use_rollout_routing_replay)
+
+    @property
+    def records_routing(self) -> bool:
+        """The old policy's pass chooses them, not the engine."""
+        return self.use_routing_replay and not self.use_rollout_routing_replay
 
     @property
     def reference(self) -> bool:

@@ -23,7 +23,7 @@ from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.manifests import checkpoints
 from slime_cli.tracing.spans import Tracer
-from slime_cli.training import advantages, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model, objective, packing, packs
+from slime_cli.training import advantages, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model, objective, packing, packs, routing
 from slime_cli.training.network import Network
 from slime_cli.training.settings import Settings
 
@@ -96,7 +96,7 @@ class Trainer:
             of_critic = [self._step(self.critic, mbs, heads.values, objective.value) for mbs in parts]
         if not self.critic or self.step >= s.num_critic_only_steps * s.num_steps_per_rollout:
             head, loss = self._objective()
-            reports = [self._step(self.policy, mbs, head, loss, oversize_dropped=n) for mbs, n in zip(parts, dropped)]
+            reports = [self._step(self.policy, mbs, head, loss, self._routing, oversize_dropped=n) for mbs, n in zip(parts, dropped)]
         self.step += len(parts)
         out = [metrics.over_steps(r) for r in (of_critic, reports) if r]
         return None if None in out else functools.reduce(operator.or_, out) | found
@@ -114,8 +114,15 @@ class Trainer:
         given = {"temperature": self.settings.rollout_temperature, "chunk": self.settings.log_probs_chunk_size} | more
         return functools.partial(heads.log_probs, **given)
 
-    def _step(self, network: Network, mbs: Part, head: Callable, loss: Callable, **counts: float) -> dict[str, torch.Tensor] | None:
-        reports, grad_norm = network.train(mbs, head, lambda mb, out: self._reported(loss, mb, out))
+    @property
+    def _routing(self) -> str:
+        """Of the policy's steps."""
+        return routing.FOLLOW if self.settings.replays_routing else routing.FREE
+
+    def _step(
+        self, network: Network, mbs: Part, head: Callable, loss: Callable, how: str = routing.FREE, **counts: float
+    ) -> dict[str, torch.Tensor] | None:
+        reports, grad_norm = network.train(mbs, head, lambda mb, out: self._reported(loss, mb, out), how)
         prefix = "" if network is self.policy else f"{network.name}_"
         if not math.isfinite(grad_norm):
             counts |= {f"{prefix}skipped_steps": 1}
@@ -148,7 +155,11 @@ class Trainer:
         if args.calculate_per_token_loss:
             weights_N = weights_N / max(int(sums_N[list(positions)].sum()), 1)
         build = functools.partial(microbatch.build, batch, weights_N=weights_N, cut=self._cut, device=self.policy.device)
-        return [build(p) for p in plan.per_rank[mpu.get_data_parallel_rank()]], len(plan.dropped)
+        mbs = [build(p) for p in plan.per_rank[mpu.get_data_parallel_rank()]]
+        if s.policy and s.use_rollout_routing_replay:
+            for mb in mbs:
+                self.policy.routers.take(mb)
+        return mbs, len(plan.dropped)
 
     @property
     def _cut(self) -> packs.Cut:
@@ -187,14 +198,14 @@ class Trainer:
             for step, part in enumerate(parts):
                 for mb in part:
                     mb.old_log_probs_R, mb.on_policy = mb.rollout_log_probs_R, step == 0
-        elif len(parts) > 1 or s.corrected or s.kl_coef or s.use_opd:
+        elif len(parts) > 1 or s.corrected or s.kl_coef or s.use_opd or s.use_routing_replay:
             # Else the policy has not moved when its one step begins, and its own log-probabilities are the old ones.
             with self.tracer.span("log_probs"):
-                self._log_probs(parts, "old_log_probs_R")
+                self._log_probs(parts, "old_log_probs_R", routing.RECORD if s.records_routing else self._routing)
 
-    def _log_probs(self, parts: list[Part], column: str) -> None:
+    def _log_probs(self, parts: list[Part], column: str, how: str = routing.FREE) -> None:
         for part in parts:
-            for mb, out_2R in zip(part, self.policy.forward(part, self._log_prob_head())):
+            for mb, out_2R in zip(part, self.policy.forward(part, self._log_prob_head(), how)):
                 setattr(mb, column, out_2R[0])
 
     def _attach(self, batch: TrainBatch, mbs: Part) -> dict[str, float]:

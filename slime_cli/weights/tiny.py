@@ -1,6 +1,6 @@
 """``tiny:`` checkpoints: a small model of a real architecture with a tokenizer and chat template of its own.
 
-``--hf-checkpoint tiny:qwen3?hidden_size=128&num_hidden_layers=3`` makes one in the run directory, from a seed, so that a
+``--hf-checkpoint tiny:qwen3?hidden_size=128&num_hidden_layers=3`` (or ``tiny:qwen3_moe``) makes one in the run directory, from a seed, so that a
 whole run needs nothing from outside. Query arguments are fields of the HF config; ``seed`` is the only other one.
 """
 
@@ -22,6 +22,15 @@ TEMPLATE = (
 CORPUS = ["Calculate 12 + 34 - 56 * 78 / 90.", "What is the sum of 1, 2 and 3? Answer: ", "\n"] * 4
 """Enough to make words of arithmetic prompts single tokens; everything else is spelled in bytes."""
 VOCABULARY = 320
+SHAPE = dict(
+    hidden_size=128, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+    max_position_embeddings=512, rope_theta=10000.0, tie_word_embeddings=True, initializer_range=0.08, rms_norm_eps=1e-6,
+)  # fmt: skip
+MODELS: dict[str, tuple[str, dict]] = {
+    "qwen3": ("Qwen3", {}),
+    "qwen3_moe": ("Qwen3Moe", dict(num_experts=16, num_experts_per_tok=4, moe_intermediate_size=128, norm_topk_prob=True)),
+}
+"""Name -> prefix of transformers' classes, and fields of its config beside ``SHAPE``."""
 
 
 def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
@@ -30,33 +39,30 @@ def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     if (folder / "config.json").exists():
         return folder
     name, _, query = uri.removeprefix(PREFIX).partition("?")
-    if name != "qwen3":
-        raise UsageError(f"--hf-checkpoint {uri}: no tiny model {name!r}", "tiny:qwen3 is the one there is")
+    if name not in MODELS:
+        raise UsageError(f"--hf-checkpoint {uri}: no tiny model {name!r}", f"there are {', '.join(PREFIX + m for m in MODELS)}")
     import torch
     import transformers
     import yaml
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     transformers.utils.logging.disable_progress_bar()
 
     given = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
     seed = given.pop("seed", 0)
-    defaults = dict(
-        hidden_size=128, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-        max_position_embeddings=512, rope_theta=10000.0, tie_word_embeddings=True, initializer_range=0.08, rms_norm_eps=1e-6,
-    )  # fmt: skip
+    prefix, own = MODELS[name]
+    defaults = SHAPE | own
     unknown = sorted(set(given) - set(defaults))
     if unknown:
         raise UsageError(f"--hf-checkpoint {uri}: unknown field {unknown[0]}", f"fields: {', '.join(defaults)}, seed")
     tokenizer = _tokenizer()
     settings = defaults | given
     settings["rope_parameters"] = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
-    config = Qwen3Config(
+    config = getattr(transformers, f"{prefix}Config")(
         vocab_size=VOCABULARY, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
         dtype="float32", **settings,
     )  # fmt: skip
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(config)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config)
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.")
     model.save_pretrained(building)

@@ -71,6 +71,7 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
         "log_probs": attention_cases.log_probs(),
         "bridge": layout_cases.bridges(session),
         "steps": layout_cases.steps(session) | moe_cases.steps(session),
+        "replay": moe_cases.replay(session) if layout == "single" else {},
         "policy": policy_cases.everything(session) if layout in ("single", "dp2", "tp2") else {},
         "saved": layout_cases.save(session) if layout in ("single", "dp2_distributed") else {},
     }

@@ -3,9 +3,13 @@
 import dataclasses
 import pathlib
 
+import numpy as np
 import torch
 import transformers
 from layout_cases import GRPO, PLAIN, REWARD_KL, SMALL, VOCABULARY, Session, global_batch
+
+from slime_cli.buffer.batch import TrainBatch
+from slime_cli.training import routing
 
 SHAPE = dict(
     vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, moe_intermediate_size=24, num_hidden_layers=4, num_attention_heads=4,
@@ -22,6 +26,8 @@ MODELS = {
         ),
     ),
 }  # fmt: skip
+TWO_STEPS = dataclasses.replace(GRPO, num_steps_per_rollout=2, max_tokens=4 * SMALL)
+RECOMPUTE = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
 CASES = {
     "moe_grpo": ("moe", GRPO, [], "batch"),
     "moe_grpo_per_token": ("moe", GRPO, ["--calculate-per-token-loss"], "batch"),
@@ -29,6 +35,10 @@ CASES = {
         "moe", dataclasses.replace(REWARD_KL, advantage_estimator="ppo", max_tokens=SMALL, num_steps_per_rollout=2, **PLAIN), [], "batch",
     ),
     "latent_grpo": ("latent", GRPO, [], "batch"),
+    "moe_replay": ("moe", dataclasses.replace(TWO_STEPS, use_routing_replay=True), [], "batch"),
+    "moe_replay_recomputed": ("moe", dataclasses.replace(TWO_STEPS, use_routing_replay=True), RECOMPUTE, "batch"),
+    "latent_rollout_replay": ("latent", dataclasses.replace(TWO_STEPS, use_rollout_routing_replay=True), [], "routed"),
+    "latent_rollout_replay_recomputed": ("latent", dataclasses.replace(TWO_STEPS, use_rollout_routing_replay=True), RECOMPUTE, "routed"),
 }  # fmt: skip
 """As ``layout_cases.CASES``."""
 
@@ -50,7 +60,39 @@ def make(folder: pathlib.Path) -> dict:
 def steps(session: Session) -> dict[str, list]:
     """Two rollouts of every case; their metrics on the rank that reports."""
     out = {}
-    for case, (name, settings, flags, _) in CASES.items():
-        trainer = session.trainer(name, settings, flags)
-        out[case] = [trainer.train(global_batch()) for _ in range(2)]
+    for case, (name, settings, flags, which) in CASES.items():
+        replay = ["--moe-enable-routing-replay"] if settings.replays_routing else []
+        trainer = session.trainer(name, settings, flags + replay)
+        out[case] = [trainer.train(routed_batch() if which == "routed" else global_batch()) for _ in range(2)]
     return out
+
+
+def routed_batch() -> TrainBatch:
+    """An engine that chose experts at random."""
+    batch, rng = global_batch(), np.random.default_rng(3)
+    scores_TLE = rng.random((len(batch.tokens_T), SHAPE["num_hidden_layers"], 8))
+    return dataclasses.replace(batch, routed_experts_TLK=scores_TLE.argsort(-1)[..., :2].astype(np.int16))
+
+
+def replay(session: Session) -> dict[str, float]:
+    """How the old policy's pass differs between choosing for itself and being told: what it would choose; what it would not."""
+    free = session.trainer("latent", TWO_STEPS, [])
+    told = session.trainer("latent", dataclasses.replace(TWO_STEPS, use_rollout_routing_replay=True), ["--moe-enable-routing-replay"])
+    batch = routed_batch()
+
+    def log_probs(trainer, batch):
+        parts, _ = trainer._parts(batch)
+        trainer._old_log_probs(parts)
+        return torch.cat([mb.old_log_probs_R for part in parts for mb in part])
+
+    own = log_probs(free, batch)
+    parts, _ = told._parts(batch)
+    told._log_probs(parts, "old_log_probs_R", routing.RECORD)
+    chosen_TLK = batch.routed_experts_TLK.copy()
+    for mb in (mb for part in parts for mb in part):
+        at = np.concatenate([np.arange(n) + start for n, start in zip(batch.lengths_N[mb.positions], batch.starts_N[mb.positions])] or [[]])
+        for n, layer in enumerate(range(1, SHAPE["num_hidden_layers"])):  # the first is dense
+            chosen_TLK[at.astype(int), layer] = mb.routes[0, n][: len(at)].numpy()
+    same = log_probs(told, dataclasses.replace(batch, routed_experts_TLK=chosen_TLK))
+    other = log_probs(told, batch)
+    return {"told_the_same": float((same - own).abs().max()), "told_another": float((other - own).abs().max())}

@@ -20,12 +20,13 @@ ALSO_DP2 = [
     "grpo_static", "grpo_chunks_of_a_row", "grpo_oversize_isolated", "grpo_per_token_packed_small", "grpo_rollout_log_probs",
     "grpo_rollout_log_probs_nan_where_masked", "sft_packed_small", *(f"{e}_packed_small" for e in ESTIMATORS[1:]),
 ]  # fmt: skip
+REPLAYED = ["moe_replay", "latent_rollout_replay"]
 LAYOUT_CASES = [(layout, case) for layout in layout_launch.LAYOUTS[1:] for case in EVERYWHERE]
 LAYOUT_CASES += [("dp2", case) for case in ALSO_DP2]
 LAYOUT_CASES += [
     (layout, case)
     for layout in (*layout_launch.LAYOUTS[1:], *layout_launch.OF_EXPERTS)
-    for case in ("moe_grpo", "moe_grpo_per_token", "moe_ppo_packed_small", "latent_grpo")
+    for case in ("moe_grpo", "moe_grpo_per_token", "moe_ppo_packed_small", "latent_grpo", *REPLAYED, *(f"{case}_recomputed" for case in REPLAYED))
 ]
 
 
@@ -61,11 +62,17 @@ def test_a_layout_trains_as_one_process_does(layout, case):
         ("grpo_per_token_packed_small", "grpo_per_token"),
         ("sft_packed_small", "sft"),
         *((f"{estimator}_packed_small", estimator) for estimator in ESTIMATORS[1:]),
+        *((f"{case}_recomputed", case) for case in REPLAYED),
     ],
 )
-def test_packing_does_not_change_a_step(case, other):
+def test_packing_and_recomputation_do_not_change_a_step(case, other):
     steps = layout_launch.reported("single")
     assert_same(steps[case], steps[other])
+
+
+def test_tokens_go_to_the_experts_that_the_engine_chose():
+    (rank,) = layout_launch.ranks("single")
+    assert rank["replay"]["told_the_same"] < 1e-6 and rank["replay"]["told_another"] > 0.1
 
 
 @pytest.mark.parametrize("layout", ["single", "dp2"])
