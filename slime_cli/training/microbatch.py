@@ -20,6 +20,8 @@ class MicroBatch:
     positions: list[int]
     """Which samples of the batch it holds, in order; empty for a filler."""
     tokens_T: torch.Tensor
+    padding_T: torch.Tensor
+    """bool, True where a token only fills a place; never in a filler, since routers divide by the count of the others."""
     pack: packs.Pack
     where_R: torch.Tensor
     """The place in the pack whose logits predict each response token."""
@@ -76,7 +78,7 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
     if not len(where):
         where, targets, mask, weight, owners = (np.zeros(1, t) for t in (np.int64, np.int64, bool, np.float64, np.int64))
     padding = (-len(tokens)) % cut.tokens_multiple if len(tokens) else cut.tokens_multiple
-    sizes = lengths.tolist()
+    sizes, real_T = lengths.tolist(), np.concatenate([real_T, np.zeros(padding, bool)])
     if padding:
         tokens, sizes = np.concatenate([tokens, np.zeros(padding, np.int64)]), [*sizes, padding * cut.size]
     rollout = batch.rollout_log_probs_R
@@ -85,14 +87,14 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
     routed = batch.routed_experts_TLK
     if routed is not None:  # what is padding goes to the first experts
         anywhere = np.broadcast_to(np.arange(routed.shape[2]), (len(tokens), *routed.shape[1:])).copy()
-        anywhere[np.flatnonzero(real_T)] = routed[at_T[real_T]]
+        anywhere[np.flatnonzero(real_T)] = routed[at_T[real_T[: len(at_T)]]]
         routed = anywhere
 
     def tensor(values, dtype):
         return None if values is None else torch.as_tensor(values, dtype=dtype).to(device)
 
     return MicroBatch(
-        positions=list(positions), tokens_T=tensor(tokens, torch.long), pack=packs.pack(sizes, device, cut),
+        positions=list(positions), tokens_T=tensor(tokens, torch.long), padding_T=tensor(~real_T if len(p) else real_T, torch.bool), pack=packs.pack(sizes, device, cut),
         where_R=tensor(where, torch.long), targets_R=tensor(targets, torch.long), mask_R=tensor(mask, torch.bool),
         weight_R=tensor(weight, torch.float32), sample_R=tensor(owners, torch.long), rows_R=r,
         rollout_log_probs_R=tensor(rollout, torch.float32), routed_experts_TLK=tensor(routed, torch.long),

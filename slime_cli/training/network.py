@@ -15,7 +15,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_model_config, unwrap_model
 from megatron.training.global_vars import set_args
 from megatron.training.training import get_megatron_optimizer_config, get_model, get_optimizer_param_scheduler
 
@@ -123,6 +123,7 @@ class Network:
                 raise RuntimeError(f"the loss of {self.name} does not depend on the network: it has no gradient")
             return value * scale, report
 
+        self._scale_auxiliary_losses(mbs)
         with self.tracer.span("forward_backward", network=self.name, micro_batches=len(mbs)):
             for module in self.model:
                 module.zero_grad_buffer()
@@ -132,6 +133,16 @@ class Network:
             grad_norm = self._apply()
             self.scheduler.step(increment=self.args.global_batch_size)
         return reports, grad_norm
+
+    def _scale_auxiliary_losses(self, mbs: list[MicroBatch]) -> None:
+        """With --calculate-per-token-loss Megatron's routers multiply their load-balancing losses by the token count, for a
+        division by all tokens of the step that Megatron would make later. The weights in slime's loss are divided already, so
+        the factor is made here. Otherwise the losses are means over micro-batches and ranks by themselves."""
+        if not (self.args.calculate_per_token_loss and self.config.num_moe_experts):
+            return
+        tokens = torch.tensor(float(sum(len(mb.tokens_T) for mb in mbs)), device=self.device)
+        torch.distributed.all_reduce(tokens, group=mpu.get_data_parallel_group(with_context_parallel=True))
+        self.config.moe_grad_scale_func = lambda: self.optimizer.scale_loss(1.0 / tokens)
 
     def _apply(self) -> float:
         """The optimizer's step; the gradient's norm before clipping. Nothing moves when it is not finite and is to be skipped."""
@@ -163,13 +174,27 @@ class Network:
     def lr(self) -> float:
         return self.optimizer.param_groups[0]["lr"]
 
+    def _padding(self, mb: MicroBatch, model) -> dict[str, torch.Tensor]:
+        """Tells routers which tokens are padding: balancing the experts is about the others.
+
+        Not with --calculate-per-token-loss, where Megatron then counts the tokens of all tensor and context parallel ranks for
+        each of them (its all-reduce is in place, core 0.19.2); a few tokens of padding count there.
+        """
+        if not self.config.num_moe_experts or self.args.calculate_per_token_loss:
+            return {}
+        padding_T = mb.padding_T
+        if self.args.sequence_parallel and not unwrap_model(model).pre_process:  # the first stage splits it by itself
+            padding_T = padding_T.chunk(self.args.tensor_model_parallel_size)[mpu.get_tensor_model_parallel_rank()]
+        return {"padding_mask": padding_T[None]}
+
     def _pass(self, mbs: list[MicroBatch], head: Head, last: Callable, routing: str, *, forward_only: bool) -> list:
         def forward_step(iterator, model):
             mb = next(iterator)
             with self.routers.during(mb, self.model.index(model), routing):
                 out = model(
-                    mb.tokens_T[None], mb.pack.positions_T[None], None, packed_seq_params=mb.pack, output_processor=functools.partial(head, mb)
-                )
+                    mb.tokens_T[None], mb.pack.positions_T[None], None, packed_seq_params=mb.pack,
+                    output_processor=functools.partial(head, mb), **self._padding(mb, model),
+                )  # fmt: skip
             return out, lambda output, non_loss_data=False: last(mb, output)
 
         for module in self.model:

@@ -65,13 +65,14 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
     if job.endswith(":resume"):
         return {"resume": layout_cases.resume(session)}
     if "ep2" in layout:
-        return {"steps": moe_cases.steps(session)}
+        return {"steps": moe_cases.steps(session), "balance": moe_cases.balance(session)}
     return {
         "attention": attention_cases.everything() if layout == "single" else {},
         "log_probs": attention_cases.log_probs(),
         "bridge": layout_cases.bridges(session),
         "steps": layout_cases.steps(session) | moe_cases.steps(session),
         "replay": moe_cases.replay(session) if layout == "single" else {},
+        "balance": moe_cases.balance(session),
         "policy": policy_cases.everything(session) if layout in ("single", "dp2", "tp2") else {},
         "saved": layout_cases.save(session) if layout in ("single", "dp2_distributed") else {},
     }

@@ -10,6 +10,7 @@ from layout_cases import GRPO, PLAIN, REWARD_KL, SMALL, VOCABULARY, Session, glo
 
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.training import routing
+from slime_cli.training.settings import Settings
 
 SHAPE = dict(
     vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, moe_intermediate_size=24, num_hidden_layers=4, num_attention_heads=4,
@@ -96,3 +97,14 @@ def replay(session: Session) -> dict[str, float]:
     same = log_probs(told, dataclasses.replace(batch, routed_experts_TLK=chosen_TLK))
     other = log_probs(told, batch)
     return {"told_the_same": float((same - own).abs().max()), "told_another": float((other - own).abs().max())}
+
+
+def balance(session: Session) -> dict[str, float]:
+    """Gradient norms of a step whose rewards teach nothing: the load-balancing loss alone moves it, in either way of averaging."""
+    batch = dataclasses.replace(global_batch(), rewards_N=np.zeros(len(global_batch())))
+    flags, settings = ["--moe-aux-loss-coeff", "0.01", "--moe-z-loss-coeff", "0.001"], Settings(max_tokens=1024)
+    found = {}
+    for name, more in (("by_sample", []), ("by_token", ["--calculate-per-token-loss"])):
+        metrics = session.trainer("moe", settings, flags + more).train(batch)
+        found[name] = metrics and metrics["grad_norm"]
+    return found

@@ -75,6 +75,17 @@ def test_tokens_go_to_the_experts_that_the_engine_chose():
     assert rank["replay"]["told_the_same"] < 1e-6 and rank["replay"]["told_another"] > 0.1
 
 
+@pytest.mark.parametrize("layout", [*layout_launch.LAYOUTS, *layout_launch.OF_EXPERTS])
+def test_load_balancing_weighs_the_same_whether_samples_or_tokens_are_averaged(layout):
+    """Data-parallel ranks weigh alike in one way and by their tokens in the other; padding counts in the other alone."""
+    (alone,) = layout_launch.ranks("single")
+    ranks_differ = layout.startswith(("dp2", "ep2", "pp2_ep2"))
+    for rank in layout_launch.ranks(layout):
+        if rank["balance"]["by_sample"] is not None:
+            for way, tolerance in (("by_sample", 2e-3), ("by_token", 0.02)):
+                assert rank["balance"][way] == pytest.approx(alone["balance"]["by_sample"], rel=0.05 if ranks_differ else tolerance)
+
+
 @pytest.mark.parametrize("layout", ["single", "dp2"])
 def test_nan_and_inf_where_masked_change_nothing(layout):
     steps = layout_launch.reported(layout)
