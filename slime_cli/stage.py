@@ -69,7 +69,9 @@ class Stage:
             return
         self._prepare_trainers(committed)
         if self.policy:
-            self.generator = Generator(self.args, self.conductor.serving(), self.conductor.rewards, self._routed_experts_shape())
+            client, shape = self.conductor.serving(), self._routed_experts_shape()
+            client.engines = self.conductor.engine_urls if shape else None
+            self.generator = Generator(self.args, client, self.conductor.rewards, shape)
             self._publish()
             if not self.s["skip_eval_before_train"] and not first:
                 self._evaluate()

@@ -53,6 +53,7 @@ def prepare_trainer() -> Device:
     if device.kind == "cpu":
         redirect.install()
     else:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron refuses tensor and context parallelism without
         redirect.stand_in_for_transformer_engine()
     return device
 

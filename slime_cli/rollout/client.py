@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import collections
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -23,6 +25,10 @@ class RouterClient:
         self._http: aiohttp.ClientSession | None = None
         self.slots = asyncio.Semaphore(in_flight)
         self.retries = 0
+        self.engines: Callable[[], list[str]] | None = None
+        """Set, requests go to the engines themselves: the router passes on the fields that it knows (0.3.2), and
+        ``return_routed_experts`` is not among them."""
+        self._asked: collections.Counter[str] = collections.Counter()
 
     async def close(self) -> None:
         if self._http is not None:
@@ -39,20 +45,29 @@ class RouterClient:
         """POST /generate; a list of answers also for one sample. Raises EngineError when the engines cannot answer."""
         async with self.slots:
             for attempt in range(RETRIES):
+                url = self._least_asked()
+                self._asked[url] += 1
                 try:
-                    async with self._session().post(self.url + "/generate", json=body) as answer:
+                    async with self._session().post(url + "/generate", json=body) as answer:
                         if answer.status == 200:
                             found = await answer.json()
                             return found if isinstance(found, list) else [found]
                         problem = f"{answer.status} {(await answer.text())[:300]}"
                         if answer.status < 500:
-                            raise EngineError(f"{self.url}/generate refused a request: {problem}")
+                            raise EngineError(f"{url}/generate refused a request: {problem}")
                 except aiohttp.ClientError as error:
                     problem = f"{type(error).__name__}: {error}"
+                finally:
+                    self._asked[url] -= 1
                 self.retries += 1
                 self.alive()  # raises when the processes are gone
                 await asyncio.sleep(min(0.2 * 2**attempt, 5.0))
-        raise EngineError(f"{self.url}/generate failed {RETRIES} times, last: {problem}", "see logs/ in the run directory")
+        raise EngineError(f"{url}/generate failed {RETRIES} times, last: {problem}", "see logs/ in the run directory")
+
+
+    def _least_asked(self) -> str:
+        """The router, or the engine with the fewest open requests."""
+        return self.url if self.engines is None else min(self.engines(), key=self._asked.__getitem__)
 
 
 def fill(sample: Sample, prompt_tokens: list[int], answer: dict[str, Any]) -> None:

@@ -178,9 +178,10 @@ class Network:
         """Tells routers which tokens are padding: balancing the experts is about the others.
 
         Not with --calculate-per-token-loss, where Megatron then counts the tokens of all tensor and context parallel ranks for
-        each of them (its all-reduce is in place, core 0.19.2); a few tokens of padding count there.
+        each of them (its all-reduce is in place, core 0.19.2), and not with an expert bias, where its shapes do not fit; a few
+        tokens of padding count there.
         """
-        if not self.config.num_moe_experts or self.args.calculate_per_token_loss:
+        if not self.config.num_moe_experts or self.args.calculate_per_token_loss or self.config.moe_router_enable_expert_bias:
             return {}
         padding_T = mb.padding_T
         if self.args.sequence_parallel and not unwrap_model(model).pre_process:  # the first stage splits it by itself

@@ -28,8 +28,11 @@ SHAPE = dict(
 )  # fmt: skip
 MODELS: dict[str, tuple[str, dict]] = {
     "qwen3": ("Qwen3", {}),
-    "qwen3_moe": ("Qwen3Moe", dict(num_experts=16, num_experts_per_tok=4, moe_intermediate_size=128, norm_topk_prob=True)),
-}
+    # SGLang's Qwen3-MoE has an output layer of its own and would not tie it.
+    "qwen3_moe": (
+        "Qwen3Moe", dict(num_experts=16, num_experts_per_tok=4, moe_intermediate_size=128, norm_topk_prob=True, tie_word_embeddings=False),
+    ),
+}  # fmt: skip
 """Name -> prefix of transformers' classes, and fields of its config beside ``SHAPE``."""
 
 

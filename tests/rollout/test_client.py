@@ -1,13 +1,17 @@
 """What an engine's answer must have before a sample is made of it."""
 
+import asyncio
 import base64
+import collections
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import EngineError
-from slime_cli.rollout.client import fill, fill_routed_experts
+from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
 
 SHAPE = [3, 2]
 
@@ -60,3 +64,24 @@ def test_missing_or_ill_fitting_experts_are_refused(meta, said):
     sample, found = filled(**meta)
     with pytest.raises(EngineError, match=said):
         fill_routed_experts(sample, found, SHAPE)
+
+
+async def test_engines_are_asked_directly_and_evenly_when_the_router_would_drop_a_field():
+    async def generate(request):
+        asked.append(str(request.url.origin()))
+        assert (await request.json())["return_routed_experts"]
+        await asyncio.sleep(0.05)
+        return web.json_response(answer())
+
+    asked = []
+    servers = [TestServer(web.Application()) for _ in range(2)]
+    for server in servers:
+        server.app.router.add_post("/generate", generate)
+        await server.start_server()
+    client = RouterClient("http://127.0.0.1:9", in_flight=8)
+    client.engines = lambda: [str(server.make_url("")).rstrip("/") for server in servers]
+    await asyncio.gather(*(client.generate({"return_routed_experts": True}) for _ in range(8)))
+    await client.close()
+    for server in servers:
+        await server.close()
+    assert sorted(collections.Counter(asked).values()) == [4, 4]
