@@ -79,9 +79,10 @@ def _dry_run(resolved: Resolved, warnings: list[str], verbose: bool) -> int:
     from rich.console import Console
 
     from slime_cli.options import memory, render
+    from slime_cli.weights import architecture
 
-    path = pathlib.Path(resolved.slime["hf_checkpoint"] or "") / "config.json"
-    config = json.loads(path.read_text()) if path.is_file() else None
+    model = pathlib.Path(resolved.slime["hf_checkpoint"] or "")
+    derived = architecture.megatron_args(architecture.read_config(model)) if (model / "config.json").is_file() else None
     console = Console(highlight=False)
     for warning in warnings:
         console.print(f"[yellow]warning[/yellow] {warning}")
@@ -89,5 +90,5 @@ def _dry_run(resolved: Resolved, warnings: list[str], verbose: bool) -> int:
     for name, stage in stages:
         if name:
             console.rule(f"stage {name}")
-        console.print(render.render(stage, checks.layout(stage), memory.estimate(stage, config), verbose))
+        console.print(render.render(stage, checks.layout(stage), memory.estimate(stage, derived), verbose))
     return 0

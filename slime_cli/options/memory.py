@@ -1,18 +1,22 @@
-"""Memory of one trainer rank and one engine, estimated from architecture numbers alone.
+"""Memory of one trainer rank and one engine, estimated from Megatron's architecture options alone.
 
 An estimate for planning, printed by ``--dry-run``: the parts that grow with the model and the layout. Activations other
 than the logits, fragmentation, communication buffers and CUDA contexts are not in it. GB below are 2**30 bytes.
 
-Parameters of one layer, with hidden h, heads a, key-value heads g, head size d, feed-forward f:
-  attention  h*a*d + 2*h*g*d + a*d*h        feed-forward  3*h*f with SwiGLU, else 2*h*f
-  norms      2*h (+ 2*d with qk-layernorm)  experts       E * 3*h*f_expert + h*E in place of the feed-forward
+Parameters of one layer, with hidden h, heads a, key-value heads g, head size d, feed-forward f, ranks r of latent attention:
+  attention  2*h*a*d + 2*h*g*d; latent: h*r_q + r_q*a*(d + d_rope) (h*a*(d + d_rope) without r_q)
+             + h*(r_kv + d_rope) + r_kv*a*(d + d_v) + a*d_v*h
+  norms      2*h (+ 2*d with qk-layernorm; latent: r_q + r_kv)
+  feed-forward 3*h*f with SwiGLU, else 2*h*f; in layers of experts 3*h*f_shared + h*E, and E * 3*h*f_expert
 Embedding V*h, twice if untied; one final norm h.
 
 One rank holds layers/pp; attention, feed-forward and embeddings /tp; experts /ep. On the first or last pipeline stage:
   weights w (2 in bf16 or fp16, else 4) + gradients 4 + Adam's two moments 8 + fp32 master copy 4 if w is 2
-  bytes a parameter, optimizer bytes /dp with --use-distributed-optimizer; another w with --use-kl-loss (the reference);
-  logits: tokens * V/tp * 4 bytes, twice (themselves and their gradient).
-One engine device: weights w_e/tp_e, and keys and values: 2 * layers * max(g/tp_e, 1) * d * w_e bytes a token.
+  bytes a parameter, optimizer bytes /dp with --use-distributed-optimizer; the critic of ppo once more;
+  logits: those of a chunk of response tokens, twice (themselves and their gradient). Kept copies (reference, teacher) are in
+  the host's memory.
+One engine device: weights w_e/tp_e, and a token's keys and values: 2 * layers * max(g/tp_e, 1) * d * w_e bytes, of latent
+attention layers * (r_kv + d_rope) * w_e.
 """
 
 from dataclasses import dataclass
@@ -20,43 +24,31 @@ from typing import Any
 
 from slime_cli.options.checks import layout
 from slime_cli.options.resolve import Resolved
+from slime_cli.options.spec import expand
 
 GB = 2**30
+LOGITS_CHUNK = 256 * 2**20
+"""Bytes of logits that are made at once without ``--log-probs-chunk-size``."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Architecture numbers, in the letters of the module docstring."""
+    """Parameters by how layouts split them."""
 
     layers: int
     h: int
-    f: int
-    a: int
-    g: int
-    d: int
     vocab: int
     tied: bool
-    swiglu: bool = True
-    qk_norm: bool = False
-    experts: int = 0
-    f_expert: int = 0
-
-    @property
-    def attention(self) -> int:
-        return 2 * self.h * self.a * self.d + 2 * self.h * self.g * self.d
-
-    @property
-    def norms(self) -> int:
-        return 2 * self.h + (2 * self.d if self.qk_norm else 0)
-
-    @property
-    def dense(self) -> int:
-        """Feed-forward (or router) parameters that expert parallelism does not split."""
-        return self.h * self.experts if self.experts else (3 if self.swiglu else 2) * self.h * self.f
-
-    @property
-    def expert(self) -> int:
-        return self.experts * 3 * self.h * self.f_expert
+    attention: int
+    """Of a layer, as the two below."""
+    norms: int
+    cached: int
+    """Numbers that an engine keeps of a token in a layer; split by tensor parallelism as far as ``heads_cached`` goes."""
+    heads_cached: int
+    dense: int
+    """Feed-forwards, shared experts and routers of all layers."""
+    experts: int
+    """Of all layers."""
 
     @property
     def embeddings(self) -> int:
@@ -64,42 +56,48 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        return self.layers * (self.attention + self.norms + self.dense + self.expert) + self.embeddings + self.h
+        return self.layers * (self.attention + self.norms) + self.dense + self.experts + self.embeddings + self.h
 
 
-def shape(resolved: Resolved, hf_config: dict | None = None) -> Shape | None:
-    """From Megatron's options, completed by the checkpoint's config.json; None when neither says enough."""
-    megatron, hf = resolved.megatron, hf_config or {}
-
-    def number(dest: str, *keys: str, default: int = 0) -> int:
-        return next((value for value in (megatron.get(dest), *map(hf.get, keys)) if value), default)
-
-    h, a, layers = number("hidden_size", "hidden_size"), number("num_attention_heads", "num_attention_heads"), 0
-    layers, vocab = number("num_layers", "num_hidden_layers"), number("padded_vocab_size", "vocab_size")
-    vocab = vocab or number("vocab_size")
-    if not (h and a and layers and vocab):
+def shape(m: dict[str, Any]) -> Shape | None:
+    """From Megatron's options by dest; None when they do not say enough."""
+    h, heads, layers, vocab = (m.get(name) or 0 for name in ("hidden_size", "num_attention_heads", "num_layers", "vocab_size"))
+    if not (h and heads and layers and vocab):
         return None
-    f = number("ffn_hidden_size", "intermediate_size", default=4 * h)
-    untied = megatron.get("untie_embeddings_and_output_weights", not hf.get("tie_word_embeddings", True))
+    latent, d = m.get("multi_latent_attention"), m.get("kv_channels") or h // heads
+    groups = m.get("num_query_groups") or heads
+    if latent:
+        d, rope, value, kv = (m.get(n) or 0 for n in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "kv_lora_rank"))
+        q = m.get("q_lora_rank") or 0
+        queries = h * q + q * heads * (d + rope) if q else h * heads * (d + rope)
+        attention = queries + h * (kv + rope) + kv * heads * (d + value) + heads * value * h
+        norms, cached, groups = 2 * h + q + kv, kv + rope, 1
+    else:
+        attention = 2 * h * heads * d + 2 * h * groups * d
+        norms, cached = 2 * h + (2 * d if m.get("qk_layernorm") else 0), 2 * groups * d
+    wide, count = 3 if m.get("swiglu") else 2, m.get("num_experts") or 0
+    sparse = _layers_of_experts(m.get("moe_layer_freq", 1), layers) if count else 0
+    feed_forward = wide * h * (m.get("ffn_hidden_size") or 4 * h)
+    shared = wide * h * (m.get("moe_shared_expert_intermediate_size") or 0) + h * count
+    each = wide * h * (m.get("moe_ffn_hidden_size") or m.get("ffn_hidden_size") or 4 * h)
     return Shape(
-        layers=layers,
-        h=h,
-        f=f,
-        a=a,
-        g=number("num_query_groups", "num_key_value_heads", default=a),
-        d=number("kv_channels", "head_dim", default=h // a),
-        vocab=vocab,
-        tied=not untied,
-        swiglu=bool(megatron.get("swiglu", hf_config is not None)),
-        qk_norm=bool(megatron.get("qk_layernorm", "qwen3" in str(hf.get("model_type", "")))),
-        experts=number("num_experts", "num_experts", "n_routed_experts"),
-        f_expert=number("moe_ffn_hidden_size", "moe_intermediate_size", default=f),
-    )
+        layers=layers, h=h, vocab=vocab, tied=not m.get("untie_embeddings_and_output_weights"), attention=attention, norms=norms,
+        cached=cached, heads_cached=groups, dense=(layers - sparse) * feed_forward + sparse * shared, experts=sparse * count * each,
+    )  # fmt: skip
 
 
-def estimate(resolved: Resolved, hf_config: dict | None = None) -> dict[str, Any] | None:
-    """``parameters``, and bytes by part under ``rank`` (the fullest one) and ``engine``; None if unknown."""
-    model = shape(resolved, hf_config)
+def _layers_of_experts(pattern: Any, layers: int) -> int:
+    """``moe_layer_freq``: every so many layers, or one 0 or 1 for each."""
+    found = pattern if isinstance(pattern, list) else expand(str(pattern))
+    return sum(found) if found else -(-layers // int(pattern))
+
+
+def estimate(resolved: Resolved, derived: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """``parameters``, and bytes by part under ``rank`` (the fullest one) and ``engine``; None if unknown.
+
+    ``derived``: Megatron's options that follow from the checkpoint; those that somebody gave come before them.
+    """
+    model = shape((derived or {}) | resolved.megatron)
     sizes = layout(resolved)
     if model is None or not sizes["dp"]:
         return None
@@ -113,22 +111,23 @@ def estimate(resolved: Resolved, hf_config: dict | None = None) -> dict[str, Any
 def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, int]:
     megatron, slime = resolved.megatron, resolved.slime
     tp, pp = sizes["tp"], sizes["pp"]
-    layers = -(-model.layers // pp)
+    part = -(-model.layers // pp) / model.layers
     ends = model.embeddings if pp == 1 else model.vocab * model.h
-    held = (
-        layers * ((model.attention + model.dense) / tp + model.norms + model.expert / sizes["ep"]) + ends / tp + model.h
-    )
+    split = model.layers * model.attention + model.dense
+    held = part * (split / tp + model.layers * model.norms + model.experts / sizes["ep"]) + ends / tp + model.h
     half = bool(megatron.get("bf16") or megatron.get("fp16"))
     weight = 2 if half else 4
     share = sizes["dp"] * sizes["cp"] if megatron.get("use_distributed_optimizer") else 1
     per_sample = (slime["rollout_max_prompt_len"] or 0) + (slime["rollout_max_response_len"] or 0)
     tokens = slime["max_tokens_per_gpu"] or megatron.get("micro_batch_size", 1) * per_sample // sizes["cp"]
+    logits = tokens * model.vocab / tp * 4
+    chunk = slime["log_probs_chunk_size"]
+    networks = 2 if slime["advantage_estimator"] == "ppo" and slime["loss_type"] != "sft_loss" else 1
     parts = {
-        "weights": held * weight,
-        "gradients": held * 4,
-        "optimizer": held * (12 if half else 8) / share,
-        "reference": held * weight if slime["use_kl_loss"] else 0,
-        "logits": 2 * tokens * model.vocab / tp * 4,
+        "weights": networks * held * weight,
+        "gradients": networks * held * 4,
+        "optimizer": networks * held * (12 if half else 8) / share,
+        "logits": 2 * min(logits, chunk * model.vocab / tp * 4 if chunk else LOGITS_CHUNK),
     }
     return {name: int(size) for name, size in parts.items() if size}
 
@@ -136,7 +135,7 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
 def _engine(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, int]:
     slime, tp = resolved.slime, sizes["engine_tp"]
     width = 4 if resolved.sglang.get("dtype") == "float32" else 2
-    per_token = 2 * model.layers * max(model.g // tp, 1) * model.d * width
+    per_token = model.layers * model.cached // min(tp, model.heads_cached) * width
     per_sample = (slime["rollout_max_prompt_len"] or 0) + (slime["rollout_max_response_len"] or 0)
     samples = (slime["rollout_batch_size"] or 0) * slime["n_samples_per_prompt"]
     at_once = min(

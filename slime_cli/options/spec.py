@@ -158,3 +158,14 @@ def _argv_text(option: Option, value: Any) -> str:
     if isinstance(value, float) and "e" in repr(value) and value < 0:
         return format(Decimal(repr(value)), "f")  # argparse takes -1e-05 for a flag, -0.00001 for a number
     return str(value)
+
+
+def expand(pattern: str) -> list[int] | None:
+    """The list that a pattern of plain runs means, ``[0]+[1]*2`` or ``[0,1,1]``; None for anything more elaborate."""
+    out: list[int] = []
+    for run in pattern.replace(" ", "").removeprefix("(").removesuffix(")").split("+"):
+        found = re.fullmatch(r"\[([\d,]+)\](?:\*(\d+))?", run)
+        if not found:
+            return None
+        out += [int(item) for item in found[1].split(",")] * int(found[2] or 1)
+    return out

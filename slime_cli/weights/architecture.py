@@ -7,12 +7,11 @@ profiles (``ci/model_profiles.py``) all take them from here. What each architect
 
 import json
 import pathlib
-import re
 from typing import Any
 
 from slime_cli.errors import DataError, UsageError
 from slime_cli.options import catalogue
-from slime_cli.options.spec import to_words
+from slime_cli.options.spec import expand, to_words
 from slime_cli.weights.families import DEQUANTISED, FAMILIES
 
 CHOICES = frozenset(
@@ -85,17 +84,6 @@ def contradiction(derived: dict[str, Any], given: dict[str, Any]) -> str | None:
 
 def _same(dest: str, one: Any, other: Any) -> bool:
     return one == other or dest in PATTERNS and expand(str(one)) == expand(str(other))
-
-
-def expand(pattern: str) -> list[int] | None:
-    """The list that a pattern of plain runs means, ``[0]+[1]*2`` or ``[0,1,1]``; None for anything more elaborate."""
-    out: list[int] = []
-    for run in pattern.replace(" ", "").removeprefix("(").removesuffix(")").split("+"):
-        found = re.fullmatch(r"\[([\d,]+)\](?:\*(\d+))?", run)
-        if not found:
-            return None
-        out += [int(item) for item in found[1].split(",")] * int(found[2] or 1)
-    return out
 
 
 def check_given(derived: dict[str, Any], given: dict[str, Any], where: str) -> None:

@@ -119,19 +119,20 @@ def test_estimate_divides_by_the_layout():
     assert estimate(resolve(argv)) is None
 
 
-def test_estimate_from_the_checkpoint_config():
-    config = {
-        "hidden_size": 1024,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 28,
-        "vocab_size": 151936,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-        "model_type": "qwen3",
-    }
-    assert estimate(resolved(), config)["parameters"] == 596_049_920
+@pytest.mark.parametrize(
+    ("profile", "billions"),
+    [
+        ("qwen3-0.6b", 0.596), ("qwen3-30b-a3b", 30.5), ("qwen3-235b-a22b", 235.1), ("glm4.5-355b-a32b", 352.8), ("moonlight", 15.96),
+        ("deepseek-v3", 671.0), ("kimi-k2", 1026.4), ("llama3.1-8b", 8.03), ("qwen2.5-7b", 7.61),
+    ],
+)  # fmt: skip
+def test_parameters_are_those_that_the_models_are_known_by(profile, billions):
+    assert estimate(resolve(GOOD.split(), [profile]))["parameters"] / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_options_that_follow_from_the_checkpoint_complete_the_estimate():
+    derived = {"hidden_size": 8, "num_attention_heads": 2, "num_layers": 1, "vocab_size": 10, "ffn_hidden_size": 16, "swiglu": True}
+    assert estimate(resolved(), derived)["parameters"] == 10 * 8 + 4 * 8 * 8 + 3 * 8 * 16 + 2 * 8 + 8
 
 
 def shown(found, memory, verbose=False) -> str:
