@@ -29,7 +29,7 @@ def test_every_shipped_profile_resolves():
 
 @pytest.mark.parametrize(("name", "parameters"), [("qwen3-0.6b", 596_049_920), ("qwen3-4b", 4_022_468_096)])
 def test_models_have_their_public_parameter_counts(name, parameters):
-    assert shape(resolve([], [name])).parameters == parameters
+    assert shape(resolve([], [name]).megatron).parameters == parameters
 
 
 def test_later_profiles_then_flags_win(tmp_path):
