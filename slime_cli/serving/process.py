@@ -6,8 +6,10 @@ reaches the owner alone, which then stops its children in order.
 """
 
 import collections
+import contextlib
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -71,10 +73,22 @@ def local_environment() -> dict[str, str]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on right now."""
-    with socket.socket() as s:
-        s.bind((host, 0))
-        return s.getsockname()[1]
+    """A port that nobody listens on right now, of those that the kernel gives to no outgoing connection.
+
+    An engine listens on it half a minute later or more: of the kernel's own range it was gone by then (seen on a busy machine).
+    """
+    for port in (*random.SystemRandom().sample(range(15000, _first_of_the_kernels()), k=100), 0):
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind((host, port))
+            return s.getsockname()[1]
+    raise UsageError(f"no port is free on {host}", "end what listens there")
+
+
+def _first_of_the_kernels() -> int:
+    try:
+        return max(int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]), 16000)
+    except (OSError, ValueError):
+        return 32768
 
 
 def require_free(host: str, port: int, option: str) -> None:
