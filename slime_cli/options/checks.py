@@ -329,10 +329,13 @@ def _reward(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     builtin = str(s["prompt_data"] or "").startswith("reasoning-gym:")
     if s["loss_type"] != "sft_loss" and not (s["rm_type"] or s["custom_rm_path"] or builtin):
-        yield (
-            "no reward: neither --rm-type nor --custom-rm-path",
-            "give one; only reasoning-gym: prompts bring their own",
-        )
+        if s["custom_generate_function_path"]:
+            yield "no reward: each sample must come with its own from --custom-generate-function-path, or be dropped"
+        else:
+            yield (
+                "no reward: neither --rm-type nor --custom-rm-path",
+                "give one; only reasoning-gym: prompts and --custom-generate-function-path bring their own",
+            )
     if s["rm_type"] == "remote_rm" and not s["rm_url"]:
         yield "--rm-type remote_rm needs --rm-url", "give the service's address"
     if s["group_rm"] and not s["custom_rm_path"]:

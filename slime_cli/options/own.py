@@ -78,7 +78,7 @@ _ROLLOUT = (
         "Prompts to draw whenever too few groups are left; --rollout-batch-size.",
     ),
     ("--dynamic-sampling-filter-path", "str", None, "Function that decides whether a finished group is kept."),
-    ("--custom-generate-function-path", "str", None, "Function that generates one sample, for turns and tools."),
+    ("--custom-generate-function-path", "str", None, "Function that generates a sample, or the list that it fans out into: turns, tools, agents."),
     ("--sglang-server-concurrency", "int", 512, "Requests in flight for each engine."),
     ("--sglang-router-ip", "str", "127.0.0.1", "Address that the router listens on."),
     ("--sglang-router-port", "int", None, "Port that the router listens on; any free one when not given."),

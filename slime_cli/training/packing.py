@@ -1,4 +1,4 @@
-"""From samples to micro-batches: pack first, then hand out.
+"""From samples to micro-batches: split into steps, pack, then hand out.
 
 Invariants, each tested: every sample of a step is in exactly one micro-batch or is counted as dropped; every data-parallel
 rank gets the same number of micro-batches; a micro-batch holds at most ``max_tokens`` tokens unless it is one oversize
@@ -7,6 +7,7 @@ Torch-free.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from slime_cli.errors import DataError
 
@@ -22,10 +23,17 @@ class Schedule:
     """Positions that the oversize policy left out."""
 
 
-def split_steps(count: int, steps: int) -> list[range]:
-    """Positions of each optimizer step, in order, as even as they can be."""
-    edges = [count * i // steps for i in range(steps + 1)]
-    return [range(a, b) for a, b in zip(edges, edges[1:])]
+def split_steps(executions: Sequence[int], steps: int) -> list[list[int]]:
+    """Positions of each optimizer step's samples, whose executions are given: executions in order, as even as they can be.
+
+    The trainer's steps and the conductor's account of what each trained are both made here.
+    """
+    members: dict[int, list[int]] = {}
+    for position, execution in enumerate(executions):
+        members.setdefault(execution, []).append(position)
+    whole = list(members.values())
+    edges = [len(whole) * i // steps for i in range(steps + 1)]
+    return [[position for siblings in whole[a:b] for position in siblings] for a, b in zip(edges, edges[1:])]
 
 
 def first_fit(positions: list[int], lengths: list[int], max_tokens: int, oversize: str) -> tuple[list[list[int]], list[int]]:

@@ -96,6 +96,7 @@ def test_warnings():
         "--oversize isolate applies"
         in check(resolved("--use-dynamic-batch-size --max-tokens-per-gpu 10 --rollout-max-response-len 20"))[0]
     )
+    assert "must come with its own" in check(resolved(base=GOOD.replace("--rm-type math", "--custom-generate-function-path m.f")))[0]
     assert "no longer compare" in check(resolved("--rollout-top-p 0.9"))[0]
 
 

@@ -102,6 +102,15 @@ def test_load_is_even_and_bins_are_full():
 
 @given(st.integers(0, 100), st.integers(1, 9))
 def test_steps_split_the_batch_in_order_and_evenly(count, steps):
-    parts = packing.split_steps(count, steps)
+    parts = packing.split_steps(range(count), steps)
     assert [i for part in parts for i in part] == list(range(count)) and len(parts) == steps
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(st.lists(st.integers(0, 20), max_size=60), st.integers(1, 9))
+def test_siblings_are_in_one_step_wherever_they_are_in_the_batch(executions, steps):
+    parts = packing.split_steps(executions, steps)
+    assert sorted(i for part in parts for i in part) == list(range(len(executions))) and len(parts) == steps
+    held = [{executions[i] for i in part} for part in parts]
+    assert sum(map(len, held)) == len(set(executions)), "no execution is in two steps"
+    assert max(map(len, held)) - min(map(len, held)) <= 1
