@@ -104,6 +104,8 @@ _BATCH = (
     ("--num-steps-per-rollout", "int", None, "Optimizer steps on each rollout; the global batch size follows from it."),
     ("--use-dynamic-batch-size", "flag", False, "Pack samples into micro-batches by their tokens."),
     ("--max-tokens-per-gpu", "int", None, "Tokens that one rank takes in a packed micro-batch."),
+    ("--balance-data", "flag", False, "Hand micro-batches out so that data-parallel ranks have even FLOPs (Karmarkar-Karp)."),
+    ("--balance-by-flops", "flag", False, "Pack for even FLOPs instead of full micro-batches; --max-tokens-per-gpu still holds."),
     ("--log-probs-chunk-size", "int", None, "Response tokens projected onto the vocabulary at once; as many as fit 256 MiB."),
     ("--oversize", "str", "isolate", "A sample above the token cap goes alone, is dropped, or ends the run.",
      {"choices": ("isolate", "drop", "fail")}),

@@ -23,7 +23,8 @@ from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.manifests import checkpoints
 from slime_cli.tracing.spans import Tracer
-from slime_cli.training import advantages, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model, objective, packing, packs, routing
+from slime_cli.training import advantages, balance, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model
+from slime_cli.training import objective, packing, packs, routing
 from slime_cli.training.network import Network
 from slime_cli.training.settings import Settings
 
@@ -144,10 +145,13 @@ class Trainer:
 
     def _micro_batches(self, batch: TrainBatch, positions: Sequence[int]) -> tuple[Part, int]:
         s, args = self.settings, self.args
-        context = args.context_parallel_size
+        context, lengths, costs = args.context_parallel_size, batch.lengths_N.tolist(), None
+        if s.balance_data or s.balance_by_flops:
+            costs = list(map(balance.Flops.of(args), lengths, batch.response_lengths_N.tolist()))
         plan = packing.schedule(
-            list(positions), batch.lengths_N.tolist(), mpu.get_data_parallel_world_size(), max_tokens=s.max_tokens and s.max_tokens * context,
+            list(positions), lengths, mpu.get_data_parallel_world_size(), max_tokens=s.max_tokens and s.max_tokens * context,
             micro_batch_size=args.micro_batch_size, oversize=s.oversize,
+            pack_by=costs if s.balance_by_flops else None, deal_by=costs if s.balance_data else None,
             multiple=args.pipeline_model_parallel_size if args.virtual_pipeline_model_parallel_size else 1,
         )  # fmt: skip
         weights_N = self._weights(batch, positions)
