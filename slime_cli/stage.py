@@ -14,7 +14,7 @@ from slime_cli.buffer.batch import TrainBatch, file_hash, read_parquet, rollout_
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources import open_source
-from slime_cli.buffer.types import Sample
+from slime_cli.buffer.types import Sample, executions
 from slime_cli.errors import DataError, UsageError
 from slime_cli.manifests import checkpoints
 from slime_cli.options import roles
@@ -24,7 +24,7 @@ from slime_cli.rollout.evaluate import evaluate
 from slime_cli.rollout.generate import Generator
 from slime_cli.run_dir import append_line
 from slime_cli.training import packing
-from slime_cli.training.advantages import groups_without_spread
+from slime_cli.training.advantages import execution_rewards, groups_without_spread
 from slime_cli.training.settings import Settings
 from slime_cli.weights import architecture, publish, sync
 
@@ -187,9 +187,9 @@ class Stage:
             with self.span("train"):
                 batch = TrainBatch.from_samples(samples, self.s["reward_key"])
                 found = self.trainers.train(batch)
-            for part in packing.split_steps(len(samples), self.s["num_steps_per_rollout"] or 1):
+            for part in packing.split_steps(batch.sample_index_N.tolist(), self.s["num_steps_per_rollout"] or 1):
                 self.step += 1
-                self.uncommitted.append((self.step, rollout_id, version_name(self.step), [samples[i].index for i in part]))
+                self.uncommitted.append((self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part))))
             due = last or self._low_enough({f"train/{k}": v for k, v in found.items()}) or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0
             due = due or self._reference_due(rollout_id)
             if due:
@@ -234,25 +234,26 @@ class Stage:
             for sample in samples:
                 sample.rollout_id = rollout_id
             manifests.write_bytes(folder / "samples.parquet", to_parquet(samples))
-            fates = {"batched": len(samples)} | {f"dropped:{reason}": n for reason, n in dropped.items()}
+            batched = list(executions(samples))
+            fates = {"batched": len(batched)} | {f"dropped:{reason}": n for reason, n in dropped.items()}
             manifest = manifests.Rollout(
-                rollout_id=rollout_id, groups=len(groups), samples=len(samples), fates=fates,
+                rollout_id=rollout_id, groups=len(groups), samples=len(samples), executions=len(batched), fates=fates,
                 weight_versions=sorted({v for s in samples for v in s.weight_versions}), prompt_cursor_before=before,
                 prompt_cursor_after=self.buffer.cursor, files={"samples.parquet": file_hash(folder / "samples.parquet")},
             )  # fmt: skip
             manifests.write(folder / "manifest.json", manifest)
-            self.journal.batched([s.index for s in samples], rollout_id)
+            self.journal.batched(batched, rollout_id)
         return samples, dropped
 
     def _fitting(self, samples: list[Sample], dropped: collections.Counter) -> list[Sample]:
-        """Without the samples that ``--oversize drop`` leaves out; they are dropped in the journal, with the reason."""
-        cap = self.s["max_tokens_per_gpu"]
+        """Without the executions of which ``--oversize drop`` leaves out a sample; they are dropped in the journal, with the reason."""
         if self.s["oversize"] == "drop" and self.s["use_dynamic_batch_size"]:
-            over = [s for s in samples if len(s.tokens) > cap]
+            cap = self.s["max_tokens_per_gpu"] * self.options.megatron.get("context_parallel_size", 1)  # ranks share a pack
+            over = executions(s for s in samples if len(s.tokens) > cap)
             if over:
-                self.journal.drop([s.index for s in over], "oversize")
+                self.journal.drop(over, "oversize")
                 dropped["oversize"] += len(over)
-                samples = [s for s in samples if len(s.tokens) <= cap]
+                samples = [s for s in samples if s.index not in over]
         if not samples:
             raise DataError(f"rollout left no sample to train on ({dict(dropped)})", "look at the reasons: slime trace ledger")
         return samples
@@ -273,17 +274,19 @@ class Stage:
         return groups, collections.Counter()
 
     def _line(self, rollout_id, samples, batch, dropped, found, seconds) -> dict:
-        rewards = [s.reward_value(self.s["reward_key"]) for s in samples]
+        reward_N, first_N = execution_rewards(batch.rewards_N, batch.sample_index_N)
+        rewards = reward_N[first_N].tolist()
         line = {
             "stage": self.name, "rollout_id": rollout_id, "step": self.step, "weight_version": version_name(self.step),
-            "seconds": seconds, "samples": len(samples), "dropped": dict(dropped), "skipped_prompts": self.buffer.skipped,
+            "seconds": seconds, "samples": len(samples), "executions": len(rewards), "dropped": dict(dropped),
+            "skipped_prompts": self.buffer.skipped,
         }  # fmt: skip
         if self.policy:
             line |= {
                 "reward_mean": sum(rewards) / len(rewards),
                 "response_length_mean": sum(s.response_length for s in samples) / len(samples),
                 "truncated_ratio": sum(s.status.value == "truncated" for s in samples) / len(samples),
-                "groups_without_spread": groups_without_spread(batch.rewards_N, batch.group_index_N),
+                "groups_without_spread": groups_without_spread(batch.rewards_N, batch.group_index_N, batch.sample_index_N),
                 "retries": self.generator.client.retries,
             }
         return line | {f"train/{name}": value for name, value in found.items()}

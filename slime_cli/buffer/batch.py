@@ -21,6 +21,7 @@ class TrainBatch:
     """N samples of R response tokens in all, T tokens in all."""
 
     sample_index_N: np.ndarray
+    """The execution that each sample came from: siblings share it."""
     group_index_N: np.ndarray
     lengths_N: np.ndarray
     """Prompt + response tokens of each sample."""
@@ -91,7 +92,7 @@ def _routed_experts(samples: list[Sample]) -> np.ndarray | None:
 
 
 def to_parquet(samples: list[Sample]) -> bytes:
-    """One row a sample; nested fields as lists, free-form ones (reward, metadata, prompt) as JSON text."""
+    """One row a sample, siblings too; nested fields as lists, free-form ones (reward, metadata, prompt) as JSON text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -100,7 +101,7 @@ def to_parquet(samples: list[Sample]) -> bytes:
         for name in ("reward", "metadata", "prompt"):
             row[name] = json.dumps(row[name])
     schema = pa.schema([
-        ("index", pa.int64()), ("group_index", pa.int64()), ("rollout_id", pa.int64()), ("status", pa.string()),
+        ("index", pa.int64()), ("group_index", pa.int64()), ("rollout_id", pa.int64()), ("part", pa.int64()), ("status", pa.string()),
         ("prompt", pa.string()), ("response", pa.string()), ("label", pa.string()), ("reward", pa.string()),
         ("tokens", pa.list_(pa.int64())), ("response_length", pa.int64()), ("loss_mask", pa.list_(pa.int8())),
         ("rollout_log_probs", pa.list_(pa.float32())), ("weight_versions", pa.list_(pa.string())),
@@ -113,7 +114,7 @@ def to_parquet(samples: list[Sample]) -> bytes:
 
 
 def read_parquet(path: str | os.PathLike) -> list[Sample]:
-    """Inverse of :func:`to_parquet`."""
+    """Inverse of :func:`to_parquet`; files older than ``part`` have no siblings."""
     import pyarrow.parquet as pq
 
     samples = []

@@ -23,6 +23,7 @@ class Group:
     row: PromptRow
     rendered: Any
     finished: list[Sample]
+    """With siblings where an execution fanned out."""
     pending: list[Sample]
 
 

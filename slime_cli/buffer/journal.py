@@ -1,6 +1,7 @@
 """The journal: what became of every sample of a run, in one SQLite file that survives kill -9.
 
-Called by the conductor, the only writer; ``slime trace`` reads along. Invariants:
+Called by the conductor, the only writer; ``slime trace`` reads along. A row of ``samples`` is an execution: what it fanned out
+into moves, is counted and is recovered as one. Invariants:
 
 * a sample moves only along ``SOURCES`` (PENDING -> LEASED -> GENERATED -> REWARDED -> BATCHED -> TRAINED | DROPPED);
   any other move raises ValueError naming the sample and changes nothing: each method is one transaction;
@@ -45,7 +46,7 @@ from slime_cli.buffer.records import (
     statements,
     with_members,
 )
-from slime_cli.buffer.types import Fate, PromptRow, Sample
+from slime_cli.buffer.types import Fate, PromptRow, Sample, executions
 from slime_cli.errors import DataError, UsageError
 
 __all__ = ["SOURCES", "Commit", "Journal", "Lease", "Ledger", "OpenGroup", "Record", "Recovery"]
@@ -156,23 +157,10 @@ class Journal:
         with self._transaction():
             self._store(Fate.GENERATED, samples)
 
-    def finish(self, samples: Sequence[Sample], *, siblings: Sequence[Sample] = ()) -> None:
-        """Rewarded, and so fit for a batch. ``siblings`` are finished as well, but new: what one execution fanned out
-        beyond the sample that was leased for it; they join their group's end and count as dispatched."""
-        with self._transaction() as db:
-            last = "SELECT COALESCE(MAX(position), -1) FROM samples WHERE group_index = ?"
-            ends: dict[int, int] = {}
-            rows = []
-            for sample in siblings:
-                end = ends.get(sample.group_index)
-                end = db.execute(last, (sample.group_index,)).fetchone()[0] if end is None else end
-                ends[sample.group_index] = end + 1
-                rows.append((sample.index, sample.group_index, end + 1, sample.rollout_id))
-            try:
-                self._insert(rows)
-            except sqlite3.IntegrityError as error:
-                raise ValueError(f"siblings {[r[0] for r in rows]} were dealt before ({error})") from error
-            self._store(Fate.REWARDED, [*samples, *siblings])
+    def finish(self, samples: Sequence[Sample]) -> None:
+        """Rewarded, and so fit for a batch; all siblings of an execution in one call."""
+        with self._transaction():
+            self._store(Fate.REWARDED, samples)
 
     rewarded = finish
 
@@ -297,7 +285,7 @@ class Journal:
         self._put("dispatched", self._get("dispatched", 0) + len(samples))
 
     def _store(self, to: Fate, samples: Sequence[Sample]) -> None:
-        rows = [(reward_column(sample), payload_of(sample), sample.index) for sample in samples]
+        rows = [(reward_column(s), payload_of(s), index) for index, s in executions(samples).items()]
         self._move(to, rows, "reward = ?, payload = ?")
 
     def _move(self, to: Fate, rows: list[tuple], columns: str) -> None:

@@ -73,11 +73,11 @@ class OpenGroup:
     row: PromptRow
     epoch: int
     finished: tuple[Sample, ...]
-    """REWARDED, in position order."""
+    """REWARDED, in position order, siblings one after the other."""
     pending: tuple[int, ...]
     """Sample indices still to finish, in position order."""
-    partial: dict[int, Sample]
-    """What is known already of some of ``pending``: cut-off generations, or whole ones that lack a reward."""
+    partial: dict[int, list[Sample]]
+    """What is known already of some of ``pending``: cut-off generations, or whole ones that lack a reward; with siblings."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +132,8 @@ class Record:
     weight_version: str | None
     attempts: int
     """Times that its generation was started."""
-    reward: float | dict[str, Any] | None
+    reward: float | dict[str, Any] | list | None
+    """A list when the execution fanned out: one for each sibling."""
     prompt: PromptRow
 
 
@@ -147,18 +148,34 @@ encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 decode = msgspec.msgpack.decode
 
 
-def payload_of(sample: Sample) -> bytes:
+def payload_of(siblings: list[Sample]) -> bytes:
+    """A sample; a list of them where an execution fanned out."""
+    parts = [sample.part for sample in siblings]
+    if len(set(parts)) < len(parts):
+        raise ValueError(f"sample {siblings[0].index} is named twice: its siblings are parts {parts}")
     try:
-        return encode(sample)  # the bytes of its to_dict(), ten times as fast
+        # the bytes of its to_dict(), ten times as fast
+        return encode(siblings if len(siblings) > 1 else siblings[0])
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"sample {sample.index}: {error} (look at its metadata and reward)") from error
+        raise ValueError(f"sample {siblings[0].index}: {error} (look at its metadata and reward)") from error
 
 
-def reward_column(sample: Sample) -> float | str | None:
-    if isinstance(sample.reward, dict):
-        return json.dumps(sample.reward, default=plain)
+def samples_of(payload: bytes) -> list[Sample]:
+    """Inverse of :func:`payload_of`."""
+    found = decode(payload)
+    return [Sample.from_dict(values) for values in (found if isinstance(found, list) else [found])]
+
+
+def reward_column(siblings: list[Sample]) -> float | str | None:
+    """The number; as JSON a dict, or what each sibling has."""
+    rewards = [_reward(sample) for sample in siblings]
+    value = rewards[0] if len(rewards) == 1 else rewards
+    return json.dumps(value, default=plain) if isinstance(value, dict | list) else value
+
+
+def _reward(sample: Sample) -> float | dict[str, Any] | None:
     try:
-        return None if sample.reward is None else float(sample.reward)
+        return sample.reward if sample.reward is None or isinstance(sample.reward, dict) else float(sample.reward)
     except (TypeError, ValueError) as error:
         raise ValueError(f"sample {sample.index}: reward {sample.reward!r} is no number ({error})") from error
 
@@ -168,11 +185,11 @@ def quoted(fates: Iterable[Fate]) -> str:
 
 
 def with_members(group: OpenGroup, members: list[tuple[int, str, bytes | None]]) -> OpenGroup:
-    samples = {index: Sample.from_dict(decode(payload)) for index, _, payload in members if payload is not None}
+    samples = {index: samples_of(payload) for index, _, payload in members if payload is not None}
     pending = tuple(index for index, fate, _ in members if fate == Fate.PENDING.value)
     return dataclasses.replace(
         group,
-        finished=tuple(samples[index] for index, fate, _ in members if fate == Fate.REWARDED.value),
+        finished=tuple(s for index, fate, _ in members if fate == Fate.REWARDED.value for s in samples[index]),
         pending=pending,
         partial={index: samples[index] for index in pending if index in samples},
     )

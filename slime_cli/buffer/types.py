@@ -1,12 +1,15 @@
 """What travels between the stages: prompts and samples. Torch-free; imported by every stage.
 
 Field names are the ones that hooks of slime scripts read and write. A sample belongs to one group (all samples of one
-prompt occurrence); ``index`` is unique in a run and is the journal's key.
+prompt occurrence). The unit of accounting is the execution: one generation for one leased sample, whose ``index`` is unique in
+a run and is the journal's key. It ends in one sample, or fans out into several siblings that share ``index`` and
+``group_index``; they are kept, trained and dropped together.
 """
 
 import dataclasses
 import enum
 import math
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -56,7 +59,7 @@ class Sample:
     """
 
     index: int
-    """Unique in the run; the journal's key."""
+    """The execution's: unique in the run, the journal's key; siblings share it."""
     group_index: int
     """Samples of one prompt occurrence share it."""
     prompt: str | list[dict[str, Any]] = ""
@@ -77,6 +80,8 @@ class Sample:
     weight_versions: list[str] = dataclasses.field(default_factory=list)
     """One per engine call that produced tokens of this sample."""
     rollout_id: int | None = None
+    part: int = 0
+    """Tells siblings apart: their place in what one execution fanned out into."""
     remove_sample: bool = False
     """Keeps its place in the group's statistics but is masked out of the loss."""
     status: Status = Status.PENDING
@@ -118,3 +123,11 @@ class Sample:
     def from_dict(cls, values: dict[str, Any]) -> "Sample":
         """Inverse of :meth:`to_dict`; unknown keys raise TypeError."""
         return cls(**{**values, "status": Status(values["status"])})
+
+
+def executions(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
+    """Siblings by their execution's index, both in order."""
+    found: dict[int, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.index, []).append(sample)
+    return found

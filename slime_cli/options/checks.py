@@ -182,6 +182,8 @@ def _batch(r: Resolved) -> Iterator[Problem | str]:
         )
     elif batch < dp:
         yield f"--global-batch-size {batch} is below data parallel {dp}: some ranks have nothing to do in every step"
+    if dp == 1 and r.slime["balance_data"] and r.origins["slime.balance_data"] == "flag":
+        yield "--balance-data has no effect with data parallel 1", "leave it out, or give more trainer ranks"
     over = r.slime["over_sampling_batch_size"]
     if over is not None and over < prompts:
         yield f"--over-sampling-batch-size {over} is below --rollout-batch-size {prompts}", "raise it, or leave it out"
@@ -192,7 +194,7 @@ def _tokens(r: Resolved) -> Iterator[Problem | str]:
     if dynamic and not cap:
         yield "--use-dynamic-batch-size needs --max-tokens-per-gpu", "give the tokens that one rank can take"
     if not dynamic:
-        for name in ("max_tokens_per_gpu", "oversize"):
+        for name in ("max_tokens_per_gpu", "oversize", "balance_by_flops"):
             if r.origins[f"slime.{name}"] == "flag":
                 yield f"--{name.replace('_', '-')} has no effect", "add --use-dynamic-batch-size"
     answer, prompt = r.slime["rollout_max_response_len"], r.slime["rollout_max_prompt_len"] or 0
@@ -329,10 +331,13 @@ def _reward(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     builtin = str(s["prompt_data"] or "").startswith("reasoning-gym:")
     if s["loss_type"] != "sft_loss" and not (s["rm_type"] or s["custom_rm_path"] or builtin):
-        yield (
-            "no reward: neither --rm-type nor --custom-rm-path",
-            "give one; only reasoning-gym: prompts bring their own",
-        )
+        if s["custom_generate_function_path"]:
+            yield "no reward: each sample must come with its own from --custom-generate-function-path, or be dropped"
+        else:
+            yield (
+                "no reward: neither --rm-type nor --custom-rm-path",
+                "give one; only reasoning-gym: prompts and --custom-generate-function-path bring their own",
+            )
     if s["rm_type"] == "remote_rm" and not s["rm_url"]:
         yield "--rm-type remote_rm needs --rm-url", "give the service's address"
     if s["group_rm"] and not s["custom_rm_path"]:

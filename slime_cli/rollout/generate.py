@@ -1,14 +1,18 @@
-"""One rollout: groups generated and rewarded concurrently, each journalled as it finishes, until enough are accepted."""
+"""One rollout: groups generated and rewarded concurrently, each journalled as it finishes, until enough are accepted.
+
+The custom function may fan one execution out into several samples. It is trained whole or dropped whole: when it has no sample,
+or generation or reward of one sibling fails, the execution is dropped for the reason of the first that failed.
+"""
 
 import asyncio
 import collections
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from slime_cli.buffer.buffer import DataBuffer, Group
-from slime_cli.buffer.types import Sample, Status
+from slime_cli.buffer.types import Sample, Status, executions
 from slime_cli.rollout import hooks
 from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
 from slime_cli.rollout.pool import RewardFailure
@@ -21,7 +25,7 @@ class Result:
 
     groups: list[Group]
     dropped: collections.Counter
-    """Samples by reason."""
+    """Executions by reason."""
 
 
 class Generator:
@@ -63,30 +67,34 @@ class Generator:
         return Result(accepted[:need], dropped)
 
     async def _group(self, group: Group, journal, dropped: collections.Counter) -> Group | None:
-        await self.generate(group)
-        failed: dict[str, list[int]] = collections.defaultdict(list)
-        whole = [s for s in group.pending if s.status in (Status.COMPLETED, Status.TRUNCATED)]
-        for sample in group.pending:
-            if sample not in whole:
-                failed[f"generation_{sample.status.value}"].append(sample.index)
-        for sample, reward in zip(whole, await self.rewards.score_group(whole, self.args)):
-            if isinstance(reward, RewardFailure):
-                failed[f"reward_{reward.kind}"].append(sample.index)
-            else:
-                sample.reward = reward
-                group.finished.append(sample)
-        journal.finish([s for s in group.pending if s.reward is not None])
-        group.pending = []
-        for reason, indices in failed.items():
+        failed: dict[int, str] = {}
+
+        def drop(indices: Iterable[int], reason: str) -> None:
+            indices = list(indices)
             journal.drop(indices, reason)
             dropped[reason] += len(indices)
+
+        made = await self.generate(group)
+        for leased, siblings in zip(group.pending, made, strict=True):
+            if reason := _failure(siblings):
+                failed[leased.index] = reason
+        whole = [s for siblings in made for s in siblings if s.index not in failed]
+        for sample, reward in zip(whole, await self.rewards.score_group(whole, self.args), strict=True):
+            if isinstance(reward, RewardFailure):
+                failed.setdefault(sample.index, f"reward_{reward.kind}")
+            else:
+                sample.reward = reward
+        finished = [s for s in whole if s.index not in failed]
+        journal.finish(finished)
+        group.finished, group.pending = group.finished + finished, []
+        for reason in dict.fromkeys(failed.values()):
+            drop((index for index, why in failed.items() if why == reason), reason)
         if not group.finished:
             return None
-        group.finished.sort(key=lambda s: s.index)
+        group.finished.sort(key=lambda s: (s.index, s.part))
         reason = self._refusal(group.finished)
         if reason:
-            journal.drop([s.index for s in group.finished], reason)
-            dropped[reason] += len(group.finished)
+            drop(executions(group.finished), reason)
             return None
         return group
 
@@ -98,14 +106,16 @@ class Generator:
         keep = getattr(verdict, "keep", verdict)
         return None if keep else f"filter_{getattr(verdict, 'reason', None) or 'rejected'}"
 
-    async def generate(self, group: Group, params: dict[str, Any] | None = None) -> None:
-        """Responses for the group's pending samples: one request for all of them, or the custom function for each."""
+    async def generate(self, group: Group, params: dict[str, Any] | None = None) -> list[list[Sample]]:
+        """Responses for the group's pending samples: one request for all of them, or the custom function for each.
+
+        What each of them ended in, in order: itself, or the siblings that the function fanned it out into.
+        """
         params = params or self.sampling_params()
         if not group.pending:
-            return
+            return []
         if self.custom:
-            await asyncio.gather(*(self._custom(sample, params, group.rendered.tokens) for sample in group.pending))
-            return
+            return await asyncio.gather(*(self._custom(sample, params, group.rendered.tokens) for sample in group.pending))
         body = {"input_ids": group.rendered.tokens, "sampling_params": params | {"n": len(group.pending)}, "return_logprob": True}
         if self.routed_experts_shape:
             body["return_routed_experts"] = True
@@ -113,14 +123,20 @@ class Generator:
             fill(sample, group.rendered.tokens, answer)
             if self.routed_experts_shape:
                 fill_routed_experts(sample, answer, self.routed_experts_shape)
+        return [[sample] for sample in group.pending]
 
-    async def _custom(self, sample: Sample, params: dict[str, Any], prompt_tokens: list[int]) -> None:
-        sample.tokens = list(prompt_tokens)
-        result = await self.custom(self.args, sample, dict(params))
-        if result is not sample:
-            for field in dataclasses.fields(Sample):
-                if field.name not in ("index", "group_index", "rollout_id"):
-                    setattr(sample, field.name, getattr(result, field.name))
-        sample.check()
-        if sample.status is Status.PENDING:
-            sample.status = Status.COMPLETED
+    async def _custom(self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int]) -> list[Sample]:
+        result = await self.custom(self.args, dataclasses.replace(leased, tokens=list(prompt_tokens)), dict(params))
+        made = hooks.siblings(self.args.custom_generate_function_path, leased, result)
+        for sample in made:
+            if sample.status is Status.PENDING:
+                sample.status = Status.COMPLETED
+        return made
+
+
+def _failure(siblings: list[Sample]) -> str | None:
+    """Why generation of an execution counts as failed; None when all of it is there."""
+    if not siblings:
+        return "generation_empty"
+    bad = (s.status.value for s in siblings if s.status not in (Status.COMPLETED, Status.TRUNCATED))
+    return next((f"generation_{status}" for status in bad), None)

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from slime_cli.buffer.source_base import nearest
+from slime_cli.buffer.types import Sample
 from slime_cli.errors import UsageError
 
 
@@ -83,6 +84,24 @@ def load(path: str, kind: str) -> Callable[..., Any]:
     function = _find(path, kind)
     _check_call(path, kind, function)
     return function
+
+
+def siblings(path: str, leased: Sample, result: Any) -> list[Sample]:
+    """What the generate function at ``path`` returned for ``leased``: a Sample, or the list it fanned out into (maybe empty).
+
+    Each as a copy that has the execution's identity, whatever the function wrote there. UsageError for anything else, a
+    ValueError naming the sample for per-token lists that do not fit.
+    """
+    found = result if isinstance(result, list) else [result]
+    strange = next((type(one).__name__ for one in found if not isinstance(one, Sample)), None)
+    if strange:
+        held = f"a list that holds {strange}" if isinstance(result, list) else strange
+        raise UsageError(f"generate hook {path!r}: it returned {held}", "return a Sample, or a flat list of the Samples of one execution")
+    identity = {"index": leased.index, "group_index": leased.group_index, "rollout_id": leased.rollout_id}
+    out = [dataclasses.replace(one, **identity, part=part) for part, one in enumerate(found)]
+    for sample in out:
+        sample.check()
+    return out
 
 
 def is_async(function: Callable[..., Any]) -> bool:

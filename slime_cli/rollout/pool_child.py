@@ -20,7 +20,7 @@ from slime_cli.errors import SlimeError
 from slime_cli.rollout.pool import LENGTH, RewardFailure
 
 PR_SET_PDEATHSIG = 1
-IMMUTABLE = ("index", "group_index")
+IMMUTABLE = ("index", "group_index", "part")
 
 
 def child_main() -> None:

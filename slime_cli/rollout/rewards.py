@@ -3,7 +3,8 @@
 :class:`RewardPool` is used by the rollout and by evaluation. Invariants: every sample gets a number, a dict holding a
 finite number under the reward key, or a RewardFailure; nothing a grader or a user's function does raises into the
 caller. ``metadata["custom_rm_path"]`` wins over ``--custom-rm-path``, ``metadata["rm_type"]`` over ``--rm-type``, and
-a custom function over any type.
+a custom function over any type. A reward that the generate function gave a sample stands and is only checked, except
+with ``--group-rm``, whose function sees it and has the last word.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import SlimeError, UsageError
 from slime_cli.rollout import graders, hooks
 from slime_cli.rollout.pool import RewardFailure, Work, WorkerPool
+from slime_cli.rollout.pool_child import plain
 
 __all__ = ["RewardFailure", "RewardPool", "check_options"]
 
@@ -127,7 +129,9 @@ class RewardPool:
     async def _outcome(self, sample: Sample, args: Any) -> Any:
         """``([value], [changed fields])`` or a failure."""
         path = custom_path(sample, args)
-        if path:
+        if sample.reward is not None:
+            outcome = plain(sample.reward), {}
+        elif path:
             outcome = await self.workers.submit(Work("reward", path), pickle.dumps(sample.to_dict()), args)
         else:
             rm_type = sample.metadata.get("rm_type") or args.rm_type

@@ -99,12 +99,15 @@ def value_loss(values_T: torch.Tensor, old_values_T: torch.Tensor, returns_T: to
     return torch.maximum(plain_T, clipped_T), far_T & (clipped_T > plain_T)
 
 
-def sample_weights(mask_sums_N: torch.Tensor, global_batch_size: int, per_token: bool) -> torch.Tensor:
+def sample_weights(mask_sums_N: torch.Tensor, executions_N: torch.Tensor, step_executions: int, per_token: bool) -> torch.Tensor:
     """Weight of each token of a sample in the step's loss, [N].
 
-    Default: the mean over a sample's trained tokens, then over the global batch, ``1 / (max(mask sum, 1) * batch)``.
+    Default: the mean over an execution's trained tokens, those of all its siblings, then over the executions of the step:
+    ``1 / (max(mask sum over the execution, 1) * step_executions)``. What fans out counts no more than what does not.
     With ``per_token`` the weight is 1 and the step divides by all trained tokens of the global batch.
     """
     if per_token:
         return torch.ones_like(mask_sums_N, dtype=torch.float32)
-    return 1.0 / (mask_sums_N.clamp(min=1).float() * global_batch_size)
+    owners_N = torch.unique(executions_N, return_inverse=True)[1]
+    totals_N = torch.zeros_like(mask_sums_N).index_add(0, owners_N, mask_sums_N)[owners_N]
+    return 1.0 / (totals_N.clamp(min=1).float() * step_executions)

@@ -1,14 +1,16 @@
-"""From samples to micro-batches: pack first, then hand out.
+"""From samples to micro-batches: split into steps, pack, then hand out.
 
-Invariants, each tested: every sample of a step is in exactly one micro-batch or is counted as dropped; every data-parallel
-rank gets the same number of micro-batches; a micro-batch holds at most ``max_tokens`` tokens unless it is one oversize
-sample that the policy isolates. The schedule depends on the lengths alone, so every rank computes the same one by itself.
-Torch-free.
+Invariants, each tested: siblings of an execution are in one step; every sample of a step is in exactly one micro-batch or is
+counted as dropped; every data-parallel rank gets the same number of micro-batches; a micro-batch holds at most ``max_tokens``
+tokens unless it is one oversize sample that the policy isolates. The schedule depends on the lengths, and the costs that follow
+from them, alone, so every rank computes the same one by itself. Torch-free.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from slime_cli.errors import DataError
+from slime_cli.training import balance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +24,17 @@ class Schedule:
     """Positions that the oversize policy left out."""
 
 
-def split_steps(count: int, steps: int) -> list[range]:
-    """Positions of each optimizer step, in order, as even as they can be."""
-    edges = [count * i // steps for i in range(steps + 1)]
-    return [range(a, b) for a, b in zip(edges, edges[1:])]
+def split_steps(executions: Sequence[int], steps: int) -> list[list[int]]:
+    """Positions of each optimizer step's samples, whose executions are given: executions in order, as even as they can be.
+
+    The trainer's steps and the conductor's account of what each trained are both made here.
+    """
+    members: dict[int, list[int]] = {}
+    for position, execution in enumerate(executions):
+        members.setdefault(execution, []).append(position)
+    whole = list(members.values())
+    edges = [len(whole) * i // steps for i in range(steps + 1)]
+    return [[position for siblings in whole[a:b] for position in siblings] for a, b in zip(edges, edges[1:])]
 
 
 def first_fit(positions: list[int], lengths: list[int], max_tokens: int, oversize: str) -> tuple[list[list[int]], list[int]]:
@@ -60,19 +69,38 @@ def first_fit(positions: list[int], lengths: list[int], max_tokens: int, oversiz
     return bins, dropped
 
 
+def even_packs(bins: list[list[int]], lengths: list[int], costs: list[float], max_tokens: int, multiple: int) -> list[list[int]]:
+    """First-fit's ``bins`` formed anew for even costs by Karmarkar-Karp: a multiple of ``multiple`` of them, none above
+    ``max_tokens`` but the oversize ones, which stay. More bins are taken, a sixteenth at a time, until the cap holds."""
+    alone = [b for b in bins if sum(lengths[i] for i in b) > max_tokens]
+    rest = sorted(i for b in bins for i in b if lengths[i] <= max_tokens)
+    count = len(bins) - len(alone)
+    while True:
+        count += -(len(alone) + count) % multiple
+        parts = balance.karmarkar_karp([costs[i] for i in rest], count, equal_counts=False) if count else []
+        made = [[rest[j] for j in part] for part in parts]
+        if all(sum(lengths[i] for i in b) <= max_tokens for b in made):
+            return alone + made
+        count += max(1, count // 16)
+
+
 def schedule(
     positions: list[int], lengths: list[int], dp: int, *, max_tokens: int | None, micro_batch_size: int,
-    oversize: str = "isolate", multiple: int = 1,
+    oversize: str = "isolate", multiple: int = 1, pack_by: list[float] | None = None, deal_by: list[float] | None = None,
 ) -> Schedule:  # fmt: skip
     """Micro-batches of one step for ``dp`` ranks. ``multiple``: each rank's count is a multiple of it (interleaved PP).
 
-    ``max_tokens=None`` means static batching: ``micro_batch_size`` samples a micro-batch.
+    ``max_tokens=None`` means static batching: ``micro_batch_size`` samples a micro-batch. ``pack_by`` and ``deal_by`` are costs
+    by position: packs are formed, or handed out to the ranks, for an even load of them. Without the one packs are as full as
+    first-fit makes them, without the other they are dealt back and forth, by tokens or what they were formed by.
     """
     if max_tokens is None:
         bins = [list(positions[i : i + micro_batch_size]) for i in range(0, len(positions), micro_batch_size)]
         dropped: list[int] = []
     else:
         bins, dropped = first_fit(list(positions), lengths, max_tokens, oversize)
+        if pack_by is not None:
+            bins = even_packs(bins, lengths, pack_by, max_tokens, dp * multiple)
     while len(bins) % (dp * multiple):
         widest = max(bins, key=lambda b: (len(b), sum(lengths[i] for i in b)), default=[])
         if len(widest) < 2:
@@ -81,9 +109,7 @@ def schedule(
         bins.remove(widest)
         half = len(widest) // 2
         bins += [widest[:half], widest[half:]]
-    bins.sort(key=lambda b: -sum(lengths[i] for i in b))
-    per_rank: list[list[list[int]]] = [[] for _ in range(dp)]
-    for n, b in enumerate(bins):
-        turn, place = divmod(n, dp)
-        per_rank[place if turn % 2 == 0 else dp - 1 - place].append(sorted(b))  # back and forth evens out the load
-    return Schedule(per_rank, sorted(dropped))
+    costs = next(by for by in (deal_by, pack_by, lengths) if by is not None)
+    share = balance.snake if deal_by is None else balance.partition
+    shares = share([sum(costs[i] for i in b) for b in bins], dp)
+    return Schedule([[sorted(bins[n]) for n in part] for part in shares], sorted(dropped))

@@ -13,6 +13,8 @@ class Settings:
     max_tokens: int | None = None
     """Tokens of a micro-batch (``--max-tokens-per-gpu`` with dynamic batching); None for static micro-batches."""
     oversize: str = "isolate"
+    balance_data: bool = False
+    balance_by_flops: bool = False
     rollout_temperature: float = 1.0
     log_probs_chunk_size: int | None = None
 

@@ -13,7 +13,7 @@ import operator
 import os
 import pathlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.manifests import checkpoints
 from slime_cli.tracing.spans import Tracer
-from slime_cli.training import advantages, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model, objective, packing, packs, routing
+from slime_cli.training import advantages, balance, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model
+from slime_cli.training import objective, packing, packs, routing
 from slime_cli.training.network import Network
 from slime_cli.training.settings import Settings
 
@@ -138,22 +139,22 @@ class Trainer:
 
     def _parts(self, batch: TrainBatch) -> tuple[list[Part], list[int]]:
         """This rank's micro-batches of each optimizer step, and how many samples each step dropped."""
-        made = [self._micro_batches(batch, positions) for positions in packing.split_steps(len(batch), self.settings.num_steps_per_rollout)]
+        steps = packing.split_steps(batch.sample_index_N.tolist(), self.settings.num_steps_per_rollout)
+        made = [self._micro_batches(batch, positions) for positions in steps]
         return [mbs for mbs, _ in made], [dropped for _, dropped in made]
 
-    def _micro_batches(self, batch: TrainBatch, positions: range) -> tuple[Part, int]:
+    def _micro_batches(self, batch: TrainBatch, positions: Sequence[int]) -> tuple[Part, int]:
         s, args = self.settings, self.args
-        context = args.context_parallel_size
+        context, lengths, costs = args.context_parallel_size, batch.lengths_N.tolist(), None
+        if s.balance_data or s.balance_by_flops:
+            costs = list(map(balance.Flops.of(args), lengths, batch.response_lengths_N.tolist()))
         plan = packing.schedule(
-            list(positions), batch.lengths_N.tolist(), mpu.get_data_parallel_world_size(), max_tokens=s.max_tokens and s.max_tokens * context,
+            list(positions), lengths, mpu.get_data_parallel_world_size(), max_tokens=s.max_tokens and s.max_tokens * context,
             micro_batch_size=args.micro_batch_size, oversize=s.oversize,
+            pack_by=costs if s.balance_by_flops else None, deal_by=costs if s.balance_data else None,
             multiple=args.pipeline_model_parallel_size if args.virtual_pipeline_model_parallel_size else 1,
         )  # fmt: skip
-        trained_R = np.concatenate([[0], np.cumsum(batch.loss_mask_R, dtype=np.int64)])
-        sums_N = trained_R[batch.response_starts_N + batch.response_lengths_N] - trained_R[batch.response_starts_N]
-        weights_N = losses.sample_weights(torch.from_numpy(sums_N), len(positions), args.calculate_per_token_loss).numpy()
-        if args.calculate_per_token_loss:
-            weights_N = weights_N / max(int(sums_N[list(positions)].sum()), 1)
+        weights_N = self._weights(batch, positions)
         build = functools.partial(microbatch.build, batch, weights_N=weights_N, cut=self._cut, device=self.policy.device)
         mbs = [build(p) for p in plan.per_rank[mpu.get_data_parallel_rank()]]
         if s.policy and s.use_rollout_routing_replay:
@@ -168,6 +169,15 @@ class Trainer:
             mpu.get_context_parallel_rank(), args.context_parallel_size, args.tensor_model_parallel_size if args.sequence_parallel else 1,
             local=args.transformer_impl == "local",
         )  # fmt: skip
+
+    def _weights(self, batch: TrainBatch, positions: Sequence[int]) -> np.ndarray:
+        """What a token of each sample counts in the loss of the step that the samples at ``positions`` make, [N]."""
+        per_token, executions_N = self.args.calculate_per_token_loss, batch.sample_index_N
+        trained_R = np.concatenate([[0], np.cumsum(batch.loss_mask_R, dtype=np.int64)])
+        sums_N = trained_R[batch.response_starts_N + batch.response_lengths_N] - trained_R[batch.response_starts_N]
+        of_step = len(np.unique(executions_N[list(positions)]))
+        weights_N = losses.sample_weights(torch.from_numpy(sums_N), torch.from_numpy(executions_N), of_step, per_token).numpy()
+        return weights_N / max(int(sums_N[list(positions)].sum()), 1) if per_token else weights_N
 
     def _prepare(self, batch: TrainBatch, parts: list[Part]) -> dict[str, float]:
         """Gives every micro-batch its old and reference log-probabilities, advantages, returns and corrections.
@@ -227,8 +237,9 @@ class Trainer:
             advantages_R, returns_R = self._custom_advantages(batch, shape, kl_R, values_R)
         else:
             advantages_R, returns_R = advantages.compute(
-                s, batch.rewards_N, batch.group_index_N, shape, kl_R=kl_R, values_R=values_R, distil_R=distil_R
-            )
+                s, batch.rewards_N, batch.group_index_N, shape, executions_N=batch.sample_index_N,
+                kl_R=kl_R, values_R=values_R, distil_R=distil_R,
+            )  # fmt: skip
         found = {}
         if s.corrected:
             correction = corrections.correct(s, whole("old_log_probs_R"), batch.rollout_log_probs_R, shape)
@@ -254,8 +265,9 @@ class Trainer:
     def _custom_advantages(self, batch: TrainBatch, shape: advantages.Shape, kl_R, values_R) -> tuple[np.ndarray, np.ndarray]:
         """``--custom-advantage-function-path``: sets ``advantages`` (and ``returns``, if it has a critic), both [R]."""
         data = {
-            "rewards": batch.rewards_N, "group_index": batch.group_index_N, "response_lengths": batch.response_lengths_N,
-            "loss_mask": shape.mask_R, "rollout_log_probs": batch.rollout_log_probs_R, "kl": kl_R, "values": values_R,
+            "rewards": batch.rewards_N, "group_index": batch.group_index_N, "sample_index": batch.sample_index_N,
+            "response_lengths": batch.response_lengths_N, "loss_mask": shape.mask_R, "rollout_log_probs": batch.rollout_log_probs_R,
+            "kl": kl_R, "values": values_R,
         }  # fmt: skip
         self.hooks["advantage"](self.hook_args, data)
         advantages_R = np.asarray(data.get("advantages"), np.float64)

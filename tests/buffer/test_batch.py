@@ -1,6 +1,9 @@
 """A rollout as columns and as a file: nothing lost on the way, nothing that does not fit let in."""
 
+import dataclasses
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from slime_cli.buffer.batch import TrainBatch, read_parquet, to_parquet
@@ -49,3 +52,29 @@ def test_experts_for_another_number_of_tokens_are_refused():
     bad.rollout_routed_experts = bad.rollout_routed_experts[:-2]
     with pytest.raises(ValueError, match="22 bytes for 4 tokens"):
         TrainBatch.from_samples([bad])
+
+
+SIBLINGS = [
+    Sample(index=4, group_index=2, part=part, prompt="p", tokens=[1, 2, 3], response="r", response_length=2, reward=reward,
+           loss_mask=[0, 1], rollout_log_probs=[-0.5, -0.25], rollout_id=7, status=Status.COMPLETED, metadata={"agent": part})
+    for part, reward in enumerate([1.0, {"score": 0.5}])
+]  # fmt: skip
+
+
+def test_parquet_keeps_siblings(tmp_path):
+    (tmp_path / "samples.parquet").write_bytes(to_parquet(SIBLINGS))
+    assert read_parquet(tmp_path / "samples.parquet") == SIBLINGS
+
+
+def test_a_file_of_before_there_were_siblings_is_read(tmp_path):
+    path = tmp_path / "samples.parquet"
+    path.write_bytes(to_parquet(SIBLINGS))
+    pq.write_table(pq.read_table(path).drop_columns("part"), path)
+    assert read_parquet(path) == [dataclasses.replace(s, part=0) for s in SIBLINGS]
+
+
+def test_siblings_share_their_execution_in_a_batch():
+    batch = TrainBatch.from_samples([*SIBLINGS, dataclasses.replace(SIBLINGS[0], index=5)], reward_key="score")
+    np.testing.assert_array_equal(batch.sample_index_N, [4, 4, 5])
+    np.testing.assert_array_equal(batch.rewards_N, [1.0, 0.5, 1.0])
+    np.testing.assert_array_equal(batch.group_index_N, [2, 2, 2])

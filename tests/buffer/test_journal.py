@@ -1,5 +1,6 @@
 """The journal against a plain dict model, against kill -9, and at its budget of 20,000 samples/s."""
 
+import dataclasses
 import multiprocessing
 import os
 import pathlib
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from slime_cli.buffer.journal import SOURCES, Journal
-from slime_cli.buffer.types import Fate, PromptRow, Sample, Status
+from slime_cli.buffer.types import Fate, PromptRow, Sample, Status, executions
 from slime_cli.errors import DataError, UsageError
 
 
@@ -78,7 +79,7 @@ def test_recovery_keeps_what_was_finished_and_returns_the_rest(journal):
     assert (recovery.next_group_index, recovery.next_sample_index) == (4, 16)
     first, second = recovery.groups
     assert (first.group_index, first.pending, first.row) == (1, (5, 6, 7), row(1))
-    assert first.finished == (done(4, reward={"score": 0.5}),) and first.partial == {5: done(5, reward=None)}
+    assert first.finished == (done(4, reward={"score": 0.5}),) and first.partial == {5: [done(5, reward=None)]}
     assert (second.group_index, second.pending, second.finished) == (3, (12, 13, 14, 15), ())
     assert journal.record(5).attempts == 2 and journal.record(4).attempts == 1
     journal.finish([done(5)])  # a PENDING sample may be finished straight away
@@ -90,20 +91,41 @@ def test_a_partial_generation_is_kept_and_continued(journal):
     deal(journal, 0, 1, 1, 0)
     half = Sample(index=0, group_index=0, tokens=[1, 2], response="h", response_length=1, status=Status.ABORTED)
     journal.release([half])
-    assert journal.recover().groups[0].partial == {0: half}
+    assert journal.recover().groups[0].partial == {0: [half]}
     journal.resume([0], 1)
     journal.finish([done(0, n=1)])
     assert journal.record(0).rollout_id == 1
 
 
-def test_fanned_out_siblings_join_their_group(journal):
-    deal(journal, 0, 2, 2, 0)
-    journal.finish([done(0, 2)], siblings=[Sample(index=i, group_index=0, reward=0.0) for i in (10, 11)])
-    assert [journal.record(i).position for i in (0, 1, 10, 11)] == [0, 1, 2, 3]
-    assert journal.ledger().dispatched == 6 and journal.ledger().balanced
-    with pytest.raises(ValueError, match="dealt before"):
-        journal.finish([done(1, 2)], siblings=[Sample(index=10, group_index=0)])
-    assert journal.record(1).fate is Fate.LEASED
+def fanned_out(index: int, rewards: list, n: int = 4) -> list[Sample]:
+    return [dataclasses.replace(done(index, n, reward), part=part) for part, reward in enumerate(rewards)]
+
+
+def test_an_execution_that_fanned_out_is_counted_and_recovered_as_one(journal):
+    deal(journal, 0, 1, 4, 0)
+    siblings = fanned_out(1, [1.0, {"score": 0.5}, 0.0])
+    journal.finish([done(0), *siblings])
+    journal.generated(fanned_out(2, [None, None]))
+    (group,) = journal.recover().groups
+    assert group.finished == (done(0), *siblings) and group.pending == (2, 3)
+    assert group.partial == {2: fanned_out(2, [None, None])}
+    assert journal.record(1).reward == [1.0, {"score": 0.5}, 0.0] and journal.record(1).position == 1
+    journal.drop([2, 3], "filter")
+    journal.batched([0, 1], 0)
+    assert journal.recover().replay == {0: (0, 1)}
+    journal.commit(steps=[(0, 0, "1", [0, 1])], checkpoint="c")
+    ledger = journal.ledger()
+    assert ledger.balanced and (ledger.dispatched, ledger.trained, ledger.dropped) == (4, 2, {"filter": 2})
+    assert [c.samples for c in journal.commits()] == [2]
+
+
+def test_two_samples_of_an_execution_that_are_the_same_part_are_refused(journal):
+    deal(journal, 0, 1, 4, 0)
+    with pytest.raises(ValueError, match=r"sample 1 is named twice: its siblings are parts \[0, 0\]"):
+        journal.finish([done(0), done(1), done(1)])
+    with pytest.raises(ValueError, match="sample 1: reward 'good' is no number"):
+        journal.finish(fanned_out(1, [0.0, "good"]))
+    assert journal.ledger().in_flight == {"LEASED": 4}
 
 
 def test_nothing_is_trained_twice_and_a_refused_commit_changes_nothing(journal):
@@ -269,13 +291,15 @@ def work_until_killed(path: str, acknowledged: str) -> None:
         step = recovery.committed.step + 1 if recovery.committed else 0
         group = recovery.next_group_index
         waiting = [i for ids in recovery.replay.values() for i in ids]
-        ready = [s.index for g in recovery.groups for s in g.finished]
+        finished = executions(s for g in recovery.groups for s in g.finished)
+        assert all([s.part for s in siblings] == list(range(1 + i % 3)) for i, siblings in finished.items()), "siblings came apart"
+        ready = list(finished)
         open_now = [i for g in recovery.groups for i in g.pending]
         while True:
             open_now += deal(journal, group, 4, 4, step)
             group += 4
             journal.generated([done(i) for i in open_now[:3]])
-            journal.finish([done(i) for i in open_now[:-1]])
+            journal.finish([s for i in open_now[:-1] for s in fanned_out(i, [1.0] * (1 + i % 3))])
             journal.drop([open_now[-1]], "filter")
             ready += open_now[:-1]
             journal.batched(ready, step)
@@ -295,6 +319,7 @@ def test_killed_anywhere_nothing_is_lost_or_trained_twice(tmp_path):
         time.sleep(rng.uniform(0.002, 0.12))
         os.kill(child.pid, signal.SIGKILL)
         child.join()
+        assert child.exitcode == -signal.SIGKILL, "the child ended by itself"
         if pathlib.Path(path).exists():
             with Journal(path) as journal:
                 ledger, recovery = journal.ledger(), journal.recover()

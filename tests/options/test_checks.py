@@ -33,6 +33,8 @@ def test_a_sound_run_has_no_warnings():
         ("--actor-num-gpus-per-node 3", "--global-batch-size 32 is not a multiple of data parallel 3"),
         ("--use-dynamic-batch-size", "needs --max-tokens-per-gpu"),
         ("--max-tokens-per-gpu 5", "add --use-dynamic-batch-size"),
+        ("--balance-data", "--balance-data has no effect with data parallel 1"),
+        ("--balance-by-flops", "--balance-by-flops has no effect | add --use-dynamic-batch-size"),
         ("--kl-loss-coef 0.1", "--kl-loss-coef has no effect"),
         ("--rollout-temperature 0", "--rollout-temperature is 0.0"),
         ("--rollout-temperature nan", "--rollout-temperature is nan"),
@@ -72,6 +74,12 @@ def test_contradictions(more, said):
     assert said in f"{caught.value.message} | {caught.value.fix}"
 
 
+def test_balance_goes_with_several_ranks_and_dynamic_batches():
+    ranks = "--actor-num-gpus-per-node 4 --use-dynamic-batch-size --max-tokens-per-gpu 9"
+    assert check(resolved(f"--balance-data --balance-by-flops {ranks}")) == []
+    assert check(resolved("--balance-data=false")) == []
+
+
 def test_all_contradictions_at_once():
     with pytest.raises(UsageError) as caught:
         check(resolve([]))
@@ -96,6 +104,7 @@ def test_warnings():
         "--oversize isolate applies"
         in check(resolved("--use-dynamic-batch-size --max-tokens-per-gpu 10 --rollout-max-response-len 20"))[0]
     )
+    assert "must come with its own" in check(resolved(base=GOOD.replace("--rm-type math", "--custom-generate-function-path m.f")))[0]
     assert "no longer compare" in check(resolved("--rollout-top-p 0.9"))[0]
 
 

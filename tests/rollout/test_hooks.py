@@ -2,8 +2,9 @@
 
 import pytest
 
+from slime_cli.buffer.types import Sample
 from slime_cli.errors import UsageError
-from slime_cli.rollout.hooks import KINDS, accepted, is_async, load
+from slime_cli.rollout.hooks import KINDS, accepted, is_async, load, siblings
 
 MODULE = """
 import functools
@@ -102,6 +103,31 @@ def test_optional_keywords_go_only_where_they_are_taken(file):
 
 def test_async_is_seen_through_objects_and_partials(file):
     assert is_async(load(f"{file}:instance", "reward")) and not is_async(load(f"{file}:partial", "reward"))
+
+
+def test_what_a_generate_function_may_return():
+    leased = Sample(index=7, group_index=3, rollout_id=2)
+    odd = Sample(index=99, group_index=99, tokens=[1, 2], response_length=1, part=5)
+    assert siblings("m.f", leased, leased) == [leased] and siblings("m.f", leased, []) == []
+    first, second = siblings("m.f", leased, [odd, odd])
+    assert [(s.index, s.group_index, s.rollout_id, s.part, s.tokens) for s in (first, second)] == [(7, 3, 2, 0, [1, 2]), (7, 3, 2, 1, [1, 2])]
+    assert first is not second and odd.index == 99
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [(None, "returned NoneType"), ([[Sample(0, 0)]], "a list that holds list"), ([Sample(0, 0), "text"], "a list that holds str"),
+     ((Sample(0, 0),), "returned tuple")],
+)  # fmt: skip
+def test_what_a_generate_function_may_not_return_is_named(result, said):
+    with pytest.raises(UsageError, match=f"generate hook 'pkg.mod.agent': it .*{said}") as caught:
+        siblings("pkg.mod.agent", Sample(0, 0), result)
+    assert "flat list" in caught.value.fix
+
+
+def test_a_sample_that_does_not_fit_itself_is_named():
+    with pytest.raises(ValueError, match="sample 7: loss_mask has 2 entries for 1 response tokens"):
+        siblings("m.f", Sample(7, 0), [Sample(0, 0, tokens=[1, 2], response_length=1, loss_mask=[1, 1])])
 
 
 def test_an_unknown_kind_is_a_programming_error(file):

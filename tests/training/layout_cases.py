@@ -4,6 +4,7 @@ One fixed global batch with all that could go wrong in it, two checkpoints (tied
 :func:`make` with transformers, which also takes the first step in float64 with nothing but autograd.
 """
 
+import collections
 import dataclasses
 import pathlib
 
@@ -35,11 +36,13 @@ REWARD_KL = Settings(max_tokens=1024, kl_coef=0.05, kl_loss_type="k1", normalize
 PLAIN = {"normalize_advantages": False, "value_clip": 0.05}
 SMALL = 64
 """A cap that makes many packs of the batch, where 1024 makes one."""
+BALANCED = dataclasses.replace(GRPO, max_tokens=SMALL, balance_data=True, balance_by_flops=True)
 CASES = {
     "grpo": ("tied", GRPO, [], "batch"),
     "grpo_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=SMALL), [], "batch"),
     "grpo_per_token": ("tied", GRPO, PER_TOKEN, "batch"),
     "grpo_untied": ("untied", GRPO, [], "batch"),
+    "grpo_fanned_out_balanced": ("untied", BALANCED, [], "fanned_out"),
     "grpo_two_steps_a_rollout": ("untied", dataclasses.replace(GRPO, num_steps_per_rollout=2), [], "batch"),
     "sft": ("untied", Settings(loss_type="sft_loss", max_tokens=1024), [], "batch"),
     "gspo": ("tied", dataclasses.replace(OFF, advantage_estimator="gspo", use_opsm=True, opsm_delta=0.05), [], "batch"),
@@ -59,6 +62,9 @@ CASES = {
 """Name -> (checkpoint, settings, Megatron flags, which batch), run in every layout."""
 MORE = {
     "grpo_static": ("tied", dataclasses.replace(GRPO, max_tokens=None), ["--micro-batch-size", "2"], "batch"),
+    "grpo_fanned_out": ("untied", GRPO, [], "fanned_out"),
+    "grpo_fanned_out_two_steps": ("untied", dataclasses.replace(GRPO, num_steps_per_rollout=2), [], "fanned_out"),
+    "grpo_fanned_out_two_steps_balanced": ("untied", dataclasses.replace(BALANCED, num_steps_per_rollout=2), [], "fanned_out"),
     "grpo_oversize_isolated": ("tied", dataclasses.replace(GRPO, max_tokens=20), [], "batch"),
     "grpo_per_token_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=SMALL), PER_TOKEN, "batch"),
     "grpo_chunks_of_a_row": ("tied", dataclasses.replace(GRPO, log_probs_chunk_size=1), [], "batch"),
@@ -73,6 +79,8 @@ MORE = {
     "reinforce_plus_plus_baseline_nan_where_masked": (*CASES["reinforce_plus_plus_baseline"][:3], "poisoned"),
 }
 """Run in the layouts ``single`` and ``dp2`` only."""
+REFERENCES = ("grpo", "grpo_per_token", "grpo_untied", "grpo_rollout_log_probs", "sft", "grpo_fanned_out_balanced")
+"""Cases whose first step is taken in float64 too."""
 
 
 def global_batch(poisoned: bool = False) -> TrainBatch:
@@ -98,6 +106,16 @@ def global_batch(poisoned: bool = False) -> TrainBatch:
     )  # fmt: skip
 
 
+def fanned_out() -> TrainBatch:
+    """The same samples, of executions that fanned out: alone, in pairs, in threes, a wholly masked sibling, siblings apart."""
+    executions = np.array([0, 0, 1, 2, 4, 4, 4, 5, 9, 8, 8, 8, 12, 13, 12, 13])
+    return dataclasses.replace(global_batch(), sample_index_N=executions)
+
+
+def batch_of(which: str) -> TrainBatch:
+    return fanned_out() if which == "fanned_out" else global_batch(which == "poisoned")
+
+
 # -- the reference -----------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +137,7 @@ def make(folder: pathlib.Path) -> dict:
         model = Qwen3ForCausalLM.from_pretrained(folder / name, attn_implementation="eager")
         with torch.no_grad():
             torch.save(torch.cat([response_logits(model, row) for row in rows(global_batch())]), folder / f"{name}.logits")
-    return {case: first_step(folder, case) for case in ("grpo", "grpo_per_token", "grpo_untied", "grpo_rollout_log_probs", "sft")}
+    return {case: first_step(folder, case) for case in REFERENCES}
 
 
 def rows(batch: TrainBatch) -> list[dict]:
@@ -142,23 +160,25 @@ def response_logits(model, row):
 
 def first_step(folder: pathlib.Path, case: str) -> dict[str, float]:
     """Loss, its parts and the gradient norm of the first step, in float64, one sequence at a time."""
-    name, s, flags, _ = (CASES | MORE)[case]
-    batch = global_batch()
+    name, s, flags, which = (CASES | MORE)[case]
+    batch = batch_of(which)
+    trained = collections.Counter(np.repeat(batch.sample_index_N, batch.response_lengths_N)[batch.loss_mask_R == 1].tolist())
+    executions = len(set(batch.sample_index_N.tolist()))
 
     def load(which):
         return Qwen3ForCausalLM.from_pretrained(folder / which, attn_implementation="eager").double()
 
     policy, reference = load(name), load(f"{name}_reference")
-    advantages_N = advantages.grpo(batch.rewards_N, batch.group_index_N).tolist()
+    advantages_N = advantages.grpo(batch.rewards_N, batch.group_index_N, batch.sample_index_N).tolist()
     tokens = int(batch.loss_mask_R.sum())
     sums, entropies, total = {"pg_loss": 0.0, "kl_loss": 0.0}, 0.0, 0.0
-    for row, advantage in zip(rows(batch), advantages_N):
+    for row, advantage, execution in zip(rows(batch), advantages_N, batch.sample_index_N.tolist()):
         targets, mask = row["tokens"][len(row["tokens"]) - row["response"] :], row["mask"]
         if not mask.any():
             continue
         log_p = response_logits(policy, row).log_softmax(-1)
         now = log_p.gather(1, targets[:, None])[:, 0][mask]
-        weight = 1 / tokens if flags else 1 / (int(mask.sum()) * SAMPLES)
+        weight = 1 / tokens if flags else 1 / (trained[execution] * executions)
         if s.policy:
             with torch.no_grad():
                 log_q = response_logits(reference, row).log_softmax(-1).gather(1, targets[:, None])[:, 0][mask]
@@ -219,7 +239,7 @@ def steps(session: Session) -> dict[str, list]:
     cases = CASES | MORE if session.layout in ("single", "dp2") else CASES
     for case, (name, settings, flags, which) in cases.items():
         trainer = session.trainer(name, settings, flags)
-        out[case] = [trainer.train(global_batch(which == "poisoned")) for _ in range(2)]
+        out[case] = [trainer.train(batch_of(which)) for _ in range(2)]
     return out
 
 

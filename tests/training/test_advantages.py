@@ -74,5 +74,42 @@ def test_a_reward_that_is_not_finite_is_refused_by_its_place(bad, normalise):
         grpo(np.array([1.0, 0.0, bad, 1.0]), np.zeros(4, int), normalise=normalise)
 
 
+fanned = st.lists(
+    st.tuples(st.integers(0, 3), st.lists(st.integers(-1000, 1000).map(lambda n: n / 64), min_size=1, max_size=4)), min_size=1, max_size=12
+)
+"""Executions: group, and the reward of each sibling."""
+
+
+@given(fanned, st.booleans(), st.randoms(use_true_random=False))
+def test_an_execution_counts_once_in_its_group(found, divide_by_std, random):
+    """Mean and spread of the paper are over executions' mean rewards, the reward compared with them is a sample's own."""
+    means = [math.fsum(rewards) / len(rewards) for _, rewards in found]
+    want = []
+    for group, rewards in found:
+        members = [mean for mean, (other, _) in zip(means, found) if other == group]
+        equal = len(members) < 2 or max(members) - min(members) <= 2.0**-22 * max(1.0, *map(abs, members))
+        spread = statistics.stdev(members) + STD_EPSILON if divide_by_std and len(members) > 1 else 1.0
+        want += [0.0 if equal else (r - math.fsum(members) / len(members)) / spread for r in rewards]
+    rows = [(r, group, e) for e, (group, rewards) in enumerate(found) for r in rewards]
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    rewards_N, groups_N, executions_N = (np.array(column) for column in zip(*(rows[i] for i in order)))
+    got = grpo(rewards_N, groups_N, executions_N, divide_by_std=divide_by_std)
+    np.testing.assert_allclose(got, np.array(want)[order], rtol=1e-9, atol=1e-9)
+
+
+@given(ragged, st.booleans(), st.randoms(use_true_random=False))
+def test_without_fan_out_executions_change_nothing_to_the_bit(samples, divide_by_std, random):
+    groups, rewards = np.array([g for g, _ in samples]), np.array([r for _, r in samples]) / 3
+    executions = np.array(random.sample(range(1000), len(samples)))
+    np.testing.assert_array_equal(grpo(rewards, groups, executions, divide_by_std=divide_by_std), grpo(rewards, groups, divide_by_std=divide_by_std))
+
+
+def test_siblings_differ_but_executions_do_not():
+    rewards, executions = np.array([1.0, 0.0, 0.5]), np.array([4, 4, 5])
+    np.testing.assert_array_equal(grpo(rewards, np.zeros(3, int), executions), 0)
+    assert groups_without_spread(rewards, np.zeros(3, int), executions) == 1 and groups_without_spread(rewards, np.zeros(3, int)) == 0
+
+
 def test_groups_without_spread_are_counted():
     assert groups_without_spread(np.array([1.0, 1, 0, 1, 5, 0.1, 0.1]), np.array([0, 0, 1, 1, 2, 3, 3])) == 3

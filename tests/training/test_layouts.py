@@ -15,10 +15,11 @@ COMPARED = (
     "loss", "pg_loss", "kl_loss", "entropy", "log_probs", "ppo_kl", "train_rollout_logprob_abs_diff", "grad_norm", "lr", "tokens", "steps",
     "opsm_clipfrac", "pg_clipfrac", "reward_kl", "tis", "rs_rejected", "mismatch_ess", "value_loss", "values", "returns", "value_clipfrac", "critic_grad_norm",
 )  # fmt: skip
-EVERYWHERE = ["grpo", "grpo_packed_small", "grpo_per_token", "grpo_untied", "grpo_two_steps_a_rollout", "sft", *ESTIMATORS[1:]]
+EVERYWHERE = ["grpo", "grpo_packed_small", "grpo_per_token", "grpo_untied", "grpo_two_steps_a_rollout", "sft", "grpo_fanned_out_balanced", *ESTIMATORS[1:]]
 ALSO_DP2 = [
     "grpo_static", "grpo_chunks_of_a_row", "grpo_oversize_isolated", "grpo_per_token_packed_small", "grpo_rollout_log_probs",
     "grpo_rollout_log_probs_nan_where_masked", "sft_packed_small", *(f"{e}_packed_small" for e in ESTIMATORS[1:]),
+    "grpo_fanned_out", "grpo_fanned_out_two_steps", "grpo_fanned_out_two_steps_balanced",
 ]  # fmt: skip
 REPLAYED = ["moe_replay", "latent_rollout_replay"]
 LAYOUT_CASES = [(layout, case) for layout in layout_launch.LAYOUTS[1:] for case in EVERYWHERE]
@@ -39,7 +40,7 @@ def assert_same(got: list[dict], want: list[dict]) -> None:
                 assert a[name] == pytest.approx(b[name], rel=TOLERANCE, abs=TOLERANCE), f"{name} of rollout {rollout}"
 
 
-@pytest.mark.parametrize("case", ["grpo", "grpo_per_token", "grpo_untied", "grpo_rollout_log_probs", "sft"])
+@pytest.mark.parametrize("case", ["grpo", "grpo_per_token", "grpo_untied", "grpo_rollout_log_probs", "sft", "grpo_fanned_out_balanced"])
 def test_the_first_step_is_what_float64_autograd_says(case):
     (reference,) = layout_launch.ranks("make")
     got = layout_launch.reported("single")[case][0]
@@ -61,6 +62,8 @@ def test_a_layout_trains_as_one_process_does(layout, case):
         ("grpo_oversize_isolated", "grpo"),
         ("grpo_per_token_packed_small", "grpo_per_token"),
         ("sft_packed_small", "sft"),
+        ("grpo_fanned_out_balanced", "grpo_fanned_out"),
+        ("grpo_fanned_out_two_steps_balanced", "grpo_fanned_out_two_steps"),
         *((f"{estimator}_packed_small", estimator) for estimator in ESTIMATORS[1:]),
         *((f"{case}_recomputed", case) for case in REPLAYED),
     ],
@@ -100,6 +103,7 @@ def test_the_cases_are_not_trivial():
     assert first["kl_loss"] > 0.01 and abs(second["log_probs"] - first["log_probs"]) > 1e-3
     assert steps["grpo_two_steps_a_rollout"][0]["pg_clipfrac"] > 0
     assert abs(steps["grpo"][0]["grad_norm"] - steps["grpo_per_token"][0]["grad_norm"]) > 1e-3
+    assert abs(steps["grpo_untied"][0]["grad_norm"] - steps["grpo_fanned_out"][0]["grad_norm"]) > 1e-3
 
 
 @pytest.mark.parametrize("layout", layout_launch.SAVING)

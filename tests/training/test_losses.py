@@ -127,9 +127,20 @@ def test_a_loss_of_masked_columns_does_not_see_what_they_masked(poison):
 
 def test_sample_weights_average_over_tokens_then_samples():
     sums_N = torch.tensor([4, 0, 1, 10])
-    weights_N = losses.sample_weights(sums_N, 4, per_token=False)
+    weights_N = losses.sample_weights(sums_N, torch.arange(4), 4, per_token=False)
     torch.testing.assert_close(weights_N.tolist(), [1 / 16, 1 / 4, 1 / 4, 1 / 40])
-    assert losses.sample_weights(sums_N, 4, per_token=True).tolist() == [1, 1, 1, 1]
+    assert torch.equal(weights_N, 1.0 / (sums_N.clamp(min=1).float() * 4)), "to the bit what it is without fan-out"
+    assert losses.sample_weights(sums_N, torch.arange(4), 4, per_token=True).tolist() == [1, 1, 1, 1]
+
+
+def test_siblings_share_a_denominator():
+    """Three executions: of 1, 3 and 2 samples, apart from one another; the last without a trained token."""
+    executions, sums = [7, 3, 9, 3, 3, 9], [5, 2, 0, 0, 8, 0]
+    want = [1 / (max(sum(n for n, e in zip(sums, executions) if e == own), 1) * 3) for own in executions]
+    weights_N = losses.sample_weights(torch.tensor(sums), torch.tensor(executions), 3, per_token=False)
+    torch.testing.assert_close(weights_N.tolist(), want, rtol=1e-6, atol=0)
+    total = {e: sum(w * n for w, n, own in zip(weights_N.tolist(), sums, executions) if own == e) for e in (7, 3, 9)}
+    assert total == pytest.approx({7: 1 / 3, 3: 1 / 3, 9: 0.0}), "each counts one third, however many samples it has"
 
 
 # -- other estimators' losses ----------------------------------------------------------------------------------------

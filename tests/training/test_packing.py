@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_cli.errors import DataError
-from slime_cli.training import packing
+from slime_cli.training import balance, packing
 
 CASES = dict(
     lengths=st.lists(st.integers(1, 60), max_size=60),
@@ -62,6 +62,50 @@ def test_fail_raises_exactly_when_a_sample_is_over_the_cap(lengths, dp, multiple
         assert not plan().dropped
 
 
+def loads(per_rank, costs):
+    return [sum(costs[i] for b in rank for i in b) for rank in per_rank]
+
+
+def squares(lengths):
+    return [n + n * n / 20 for n in lengths]
+
+
+@given(**CASES, dynamic=st.booleans())
+def test_dealing_by_cost_keeps_packs_and_is_never_worse(lengths, dp, multiple, max_tokens, dynamic):
+    positions, costs = list(range(len(lengths))), squares(lengths)
+    given = {"max_tokens": max_tokens if dynamic else None, "micro_batch_size": 2, "multiple": multiple}
+    plain = packing.schedule(positions, lengths, dp, **given)
+    plan = packing.schedule(positions, lengths, dp, **given, deal_by=costs)
+    assert sorted(check(plan, positions, dp, multiple)) == sorted(check(plain, positions, dp, multiple))
+    by_cost = balance.snake([sum(costs[i] for i in b) for rank in plain.per_rank for b in rank], dp)
+    packs = [b for rank in plain.per_rank for b in rank]
+    assert max(loads(plan.per_rank, costs)) <= max(loads([[packs[n] for n in part] for part in by_cost], costs)) + 1e-9
+
+
+@given(**CASES, oversize=st.sampled_from(["isolate", "drop"]))
+def test_packs_by_cost_never_exceed_the_cap(lengths, dp, multiple, max_tokens, oversize):
+    positions, costs = list(range(len(lengths))), squares(lengths)
+    given = {"max_tokens": max_tokens, "micro_batch_size": 1, "oversize": oversize, "multiple": multiple}
+    plan = packing.schedule(positions, lengths, dp, **given, pack_by=costs, deal_by=costs)
+    over = {i for i in positions if lengths[i] > max_tokens}
+    for b in check(plan, positions, dp, multiple):
+        assert sum(lengths[i] for i in b) <= max_tokens or (len(b) == 1 and b[0] in over)
+    assert set(plan.dropped) == (over if oversize == "drop" else set())
+
+
+def test_packs_and_ranks_by_cost_are_more_even():
+    lengths = [(7 * i) % 61 + 1 for i in range(600)]
+    costs, given = squares(lengths), {"max_tokens": 128, "micro_batch_size": 1}
+    plain, dealt, packed = (packing.schedule(range(600), lengths, 4, **given, **by) for by in ({}, {"deal_by": costs}, {"pack_by": costs}))
+
+    def spread(values):
+        return max(values) / min(values)
+
+    assert spread(loads(dealt.per_rank, costs)) < 1.001 < spread(loads(plain.per_rank, costs))
+    packs = [[sum(costs[i] for i in b) for rank in plan.per_rank for b in rank] for plan in (plain, packed)]
+    assert spread(packs[1]) < 1.05 < 1.2 < spread(packs[0])
+
+
 def test_oversize_samples_are_isolated_dropped_or_refused():
     lengths = [5, 100, 5, 7]
 
@@ -102,6 +146,15 @@ def test_load_is_even_and_bins_are_full():
 
 @given(st.integers(0, 100), st.integers(1, 9))
 def test_steps_split_the_batch_in_order_and_evenly(count, steps):
-    parts = packing.split_steps(count, steps)
+    parts = packing.split_steps(range(count), steps)
     assert [i for part in parts for i in part] == list(range(count)) and len(parts) == steps
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(st.lists(st.integers(0, 20), max_size=60), st.integers(1, 9))
+def test_siblings_are_in_one_step_wherever_they_are_in_the_batch(executions, steps):
+    parts = packing.split_steps(executions, steps)
+    assert sorted(i for part in parts for i in part) == list(range(len(executions))) and len(parts) == steps
+    held = [{executions[i] for i in part} for part in parts]
+    assert sum(map(len, held)) == len(set(executions)), "no execution is in two steps"
+    assert max(map(len, held)) - min(map(len, held)) <= 1

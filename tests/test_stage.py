@@ -1,0 +1,99 @@
+"""One rollout of a stage with a scripted generate function and trainers that only look: executions from lease to commit."""
+
+import asyncio
+import json
+import types
+
+import pytest
+
+from slime_cli.buffer.batch import rollout_folder
+from slime_cli.buffer.buffer import DataBuffer
+from slime_cli.buffer.journal import Journal
+from slime_cli.buffer.types import Fate, PromptRow
+from slime_cli.options.resolve import resolve
+from slime_cli.rollout.generate import Generator
+from slime_cli.rollout.rewards import RewardPool
+from slime_cli.stage import Stage
+from slime_cli.tracing.spans import Tracer
+from slime_cli.training import packing
+
+AGENT = """
+import dataclasses
+async def agent(args, sample, sampling_params):
+    lengths = {0: [2, 3, 2], 1: [2], 2: [2, 9], 3: [2, 2], 4: [2]}[sample.index]
+    return [dataclasses.replace(sample, tokens=[1] + [5] * n, response_length=n, rollout_log_probs=[-1.0] * n, reward=float(n)) for n in lengths]
+"""
+CAP = 8
+
+
+class Trainers:
+    """Keeps the batch, and saves nothing."""
+
+    def train(self, batch):
+        self.batch = batch
+        return {"grad_norm": 1.0}
+
+    def call(self, name, *args):
+        return "checkpoint"
+
+
+class Rows(list):
+    name = "rows"
+
+
+@pytest.fixture
+def stage(tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT)
+    argv = (
+        f"--hf-checkpoint h --prompt-data p --num-rollout 1 --rollout-batch-size 1 --n-samples-per-prompt 5 --use-dynamic-batch-size "
+        f"--max-tokens-per-gpu {CAP} --oversize drop --custom-generate-function-path {tmp_path / 'agent.py'}:agent"
+    )
+    loop = asyncio.new_event_loop()
+    conductor = types.SimpleNamespace(
+        screen=types.SimpleNamespace(say=print), tracer=Tracer(str(tmp_path), "conductor", enabled=False), run_dir=tmp_path,
+        wait=loop.run_until_complete,
+    )  # fmt: skip
+    options = resolve(argv.split())
+    options.slime["num_steps_per_rollout"] = 2
+    out = Stage("train", options, tmp_path, conductor, Trainers(), None)
+    out.step, out.seconds_before = 0, 0.0
+    out.journal = Journal(tmp_path / "journal.sqlite")
+    open_buffer(out)
+    out.generator = Generator(out.args, types.SimpleNamespace(retries=0), RewardPool(1, 10))
+    out._publish = lambda: None
+    yield out
+    loop.run_until_complete(out.generator.rewards.close())
+    loop.close()
+    out.close()
+
+
+def open_buffer(stage):
+    def render(row):
+        return types.SimpleNamespace(text=row.prompt, tokens=[1])
+
+    rows = Rows([PromptRow("?", None, {}, "d.jsonl", 1)])
+    stage.buffer = DataBuffer(stage.journal, rows, samples_per_prompt=5, shuffle=False, seed=0, render=render)
+
+
+def test_what_a_step_commits_is_what_it_trained(stage, tmp_path):
+    line = stage._rollout(0, last=True)
+    batch = stage.trainers.batch
+    assert batch.sample_index_N.tolist() == [0, 0, 0, 1, 3, 3, 4], "execution 2 has a sample above the cap: it went whole"
+    by_step = [set(batch.sample_index_N[part].tolist()) for part in packing.split_steps(batch.sample_index_N.tolist(), 2)]
+    assert by_step == [{0, 1}, {3, 4}]
+    records = {i: stage.journal.record(i) for i in range(5)}
+    assert [{i for i, r in records.items() if r.step == step} for step in (1, 2)] == by_step
+    assert (records[2].fate, records[2].reason) == (Fate.DROPPED, "oversize")
+    ledger = stage.journal.ledger()
+    assert ledger.balanced and (ledger.dispatched, ledger.trained, ledger.dropped) == (5, 4, {"oversize": 1})
+    assert (line["samples"], line["executions"], line["dropped"]) == (7, 4, {"oversize": 1})
+    assert line["reward_mean"] == pytest.approx(((2 + 3 + 2) / 3 + 2 + 2 + 2) / 4)
+    manifest = json.loads((rollout_folder(tmp_path, 0) / "manifest.json").read_text())
+    assert (manifest["samples"], manifest["executions"], manifest["fates"]) == (7, 4, {"batched": 4, "dropped:oversize": 1})
+
+
+def test_a_batch_that_was_not_committed_is_trained_again_with_all_its_siblings(stage):
+    samples, _ = stage._batch(0)
+    open_buffer(stage)  # as the next attempt does
+    again, dropped = stage._batch(0)
+    assert again == samples and [(s.index, s.part) for s in again][:3] == [(0, 0), (0, 1), (0, 2)] and not dropped
