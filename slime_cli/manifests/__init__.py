@@ -47,6 +47,8 @@ class Checkpoint(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.che
     dtype: str
     layout: dict[str, int]
     """Parallel sizes that wrote it: tensor, pipeline, data, context, expert."""
+    files: dict[str, int] = {}
+    """Bytes of each file beside the manifest, so that one cut short or lost is noticed; empty where nobody counted."""
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):

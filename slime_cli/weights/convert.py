@@ -72,7 +72,7 @@ def dist_to_hf(
 
     ``load`` is an ``iter_NNNNNNN`` folder, or one that holds some: the newest complete one is taken.
     """
-    checkpoint, save = checkpoints.complete(load), pathlib.Path(save).resolve()
+    checkpoint, save = checkpoints.complete(load, say), pathlib.Path(save).resolve()
     manifest = manifests.read(checkpoint / "checkpoint.json", manifests.Checkpoint)
     if manifest.format != "torch_dist":
         raise DataError(f"{checkpoint}: format is {manifest.format}, not torch_dist", "there is nothing to convert")
@@ -89,7 +89,7 @@ def dist_to_hf(
         hashes = dict(zip((p.name for p in files), pool.map(file_hash, files), strict=True))
     out = msgspec.structs.replace(
         manifest, format="hf", source=str(checkpoint), source_hashes=hashes, megatron_args=args, dtype=_hf_dtype(config),
-        layout=dict.fromkeys(manifest.layout, 1),
+        layout=dict.fromkeys(manifest.layout, 1), files={},
     )  # fmt: skip
     with _building(save) as building:
         job = {
