@@ -23,12 +23,13 @@ from slime_cli.rollout.chat import Renderer, check_lengths
 from slime_cli.rollout.evaluate import evaluate
 from slime_cli.rollout.generate import Generator
 from slime_cli.run_dir import append_line
+from slime_cli.saving import Saver
 from slime_cli.training import packing
 from slime_cli.training.advantages import execution_rewards, groups_without_spread
 from slime_cli.training.settings import Settings
 from slime_cli.weights import architecture, publish, sync
 
-KEEP_CHECKPOINTS, KEEP_WEIGHTS = 2, 2
+KEEP_WEIGHTS = 2
 
 
 def version_name(step: int) -> str:
@@ -47,7 +48,6 @@ class Stage:
         self.started = time.time()
         self.proofs: list[sync.Proof] = []
         self.published: str | None = None
-        self.uncommitted: list[tuple[int, int, str, list[int]]] = []
         self.journal: Journal | None = None
 
     def close(self) -> None:
@@ -67,6 +67,7 @@ class Stage:
             self.say(f"{self.name}: already finished at step {self.step}")
             self.version = version_name(self.step)
             return
+        self.saver.check()
         self._prepare_trainers(committed)
         if self.policy:
             client, shape = self.conductor.serving(), self._routed_experts_shape()
@@ -86,6 +87,7 @@ class Stage:
                     break
         if self.policy:
             self._evaluate()
+        self.saver.commit(wait=True)
         self.journal.put("seconds", self.seconds())
         self.journal.put("finished", True)
 
@@ -113,6 +115,7 @@ class Stage:
         if known is not None and known != found:
             raise DataError(f"{s['prompt_data']} changed since this run began", "restore the data or start another --run-dir")
         self.journal.put("source", found)
+        self.saver = Saver(s, self.folder, self.conductor.run_dir, self.journal, self.trainers, self.span)
         self.buffer = DataBuffer(
             self.journal, self.source, samples_per_prompt=s["n_samples_per_prompt"], shuffle=s["rollout_shuffle"],
             seed=s["rollout_seed"], render=self.renderer.prompt,
@@ -132,15 +135,15 @@ class Stage:
             self.trainers.begin_stage(self._megatron_argv(), settings, self.conductor.model, self._critic_argv() if settings.critic else None)
             start = self.start_from
             if start is None and (s["load"] or s["ref_load"]):
-                start = str(checkpoints.complete(s["load"] or s["ref_load"]))
+                start = str(checkpoints.complete(s["load"] or s["ref_load"], self.say))
             others = {}
             if settings.reference:
-                others["reference"] = self._updated_reference() or (s["ref_load"] if s["load"] else None)
+                others["reference"] = self.saver.updated_reference() or (s["ref_load"] if s["load"] else None)
             if settings.use_opd:
                 others["teacher"] = s["opd_teacher_load"]
             for name, root in others.items():
                 if root:
-                    self.trainers.call("load", str(checkpoints.complete(root)), True)
+                    self.trainers.call("load", str(checkpoints.complete(root, self.say)), True)
                     self.trainers.call("keep", name)
             if start:
                 self.trainers.call("load", start, True)
@@ -148,6 +151,9 @@ class Stage:
                 if not root:
                     self.trainers.call("keep", name)
             if committed:
+                if found := checkpoints.damage(committed.checkpoint):
+                    fix = f"restore it, or start another --run-dir with --load {self.saver.root}, which takes the newest whole one"
+                    raise DataError(f"{committed.checkpoint}, which the journal's last commit is in, is damaged: {found}", fix)
                 self.trainers.call("load", committed.checkpoint, False)
                 self.say(f"{self.name}: resumed at step {committed.step}, {len(self.buffer.recovery.replay)} batch(es) to train again")
 
@@ -184,18 +190,16 @@ class Stage:
         begun = time.time()
         with self.span("step", stage=self.name, rollout_id=rollout_id):
             samples, dropped = self._batch(rollout_id)
+            self.saver.commit(wait=False)
             with self.span("train"):
                 batch = TrainBatch.from_samples(samples, self.s["reward_key"])
                 found = self.trainers.train(batch)
             for part in packing.split_steps(batch.sample_index_N.tolist(), self.s["num_steps_per_rollout"] or 1):
                 self.step += 1
-                self.uncommitted.append((self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part))))
-            due = last or self._low_enough({f"train/{k}": v for k, v in found.items()}) or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0
-            due = due or self._reference_due(rollout_id)
-            if due:
-                self._commit()
-                if self._low_enough({f"train/{k}": v for k, v in found.items()}):
-                    self.journal.put("stopped", rollout_id)
+                self.saver.trained(self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part)))
+            stopped = self._low_enough({f"train/{k}": v for k, v in found.items()})
+            if last or stopped or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0 or self.saver.reference_due(rollout_id):
+                self.saver.save(seconds=self.seconds(), stopped=stopped)
             if self.policy:
                 self._publish()
             line = self._line(rollout_id, samples, batch, dropped, found, time.time() - begun)
@@ -290,47 +294,6 @@ class Stage:
                 "retries": self.generator.client.retries,
             }
         return line | {f"train/{name}": value for name, value in found.items()}
-
-    # -- durability ---------------------------------------------------------------------------------------------------
-
-    def _commit(self) -> None:
-        """Checkpoint first, then one transaction that says what is in it."""
-        root = self.checkpoints
-        with self.span("save"):
-            path = self.trainers.call("save", str(root))
-        with self.span("commit"):
-            self.journal.commit(steps=self.uncommitted, checkpoint=path)
-            last = self.uncommitted[-1][1]
-            self.uncommitted = []
-            self.journal.put("seconds", self.seconds())
-            if self._reference_due(last):
-                self.trainers.call("keep", "reference")
-            self.trainers.call("prune", str(root), KEEP_CHECKPOINTS, self._updated_reference())
-            if self.s["save_hf"]:
-                target = pathlib.Path(self.s["save_hf"].format(rollout_id=last)).resolve()
-                self.trainers.call("publish", str(target), version_name(self.step))
-            self._prune_rollouts()
-
-    def _reference_due(self, rollout_id: int) -> bool:
-        """``--ref-update-interval``: the policy as committed after this rollout becomes the reference."""
-        interval = self.s["ref_update_interval"]
-        return self.policy and bool(interval) and (rollout_id + 1) % interval == 0
-
-    def _updated_reference(self) -> str | None:
-        """The checkpoint that became the reference last; None before the first time."""
-        return next((c.checkpoint for c in reversed(self.journal.commits()) if self._reference_due(c.rollout_id)), None)
-
-    @property
-    def checkpoints(self) -> pathlib.Path:
-        return pathlib.Path(self.s["save"] or self.folder / "checkpoints").resolve()
-
-    def _prune_rollouts(self) -> None:
-        keep = self.s["keep_rollouts"]
-        if keep is not None:
-            import shutil
-
-            for folder in sorted((self.folder / "rollouts").glob("[0-9]*"))[: -keep or None]:
-                shutil.rmtree(folder)
 
     def final_checkpoint(self) -> str:
         return self.journal.commits()[-1].checkpoint

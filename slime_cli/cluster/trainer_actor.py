@@ -89,7 +89,7 @@ class TrainerRank:
             return self.trainer.train(batch)
 
     def save(self, root: str) -> str:
-        """Saves and returns the folder. Durable when every rank has returned."""
+        """Saves and returns the folder. Durable when every rank has returned, with ``--async-save`` when :meth:`saved` says so."""
         from slime_cli.weights.describe import checkpoint_manifest
 
         t = self.trainer
@@ -102,10 +102,15 @@ class TrainerRank:
         with self.tracer.span("save_checkpoint"):
             return str(t.save(root, manifest))
 
-    def prune(self, root: str, newest: int, also: str | None) -> None:
-        """Keeps the ``newest`` checkpoints, and the folder ``also``."""
+    def saved(self, wait: bool) -> bool:
+        """Whether what was saved is durable on every rank; it can be waited for."""
+        with self.tracer.span("wait_for_checkpoint"):
+            return self.trainer.saved(wait)
+
+    def remove(self, paths: list[str]) -> None:
+        """Removes checkpoints."""
         if self.rank == 0:
-            self.trainer.prune(root, newest, also)
+            self.trainer.remove(paths)
 
     def publish(self, target: str, version: str) -> int:
         """Writes the present weights as a version (rank 0 writes, all ranks gather); bytes written."""

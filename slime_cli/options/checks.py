@@ -86,7 +86,8 @@ def _positive(r: Resolved) -> Iterator[Problem]:
         "actor_num_nodes actor_num_gpus_per_node rollout_num_gpus_per_engine rollout_batch_size "
         "n_samples_per_prompt num_steps_per_rollout max_tokens_per_gpu save_interval "
         "eval_interval n_samples_per_eval_prompt rollout_max_response_len rollout_max_prompt_len eval_max_response_len "
-        "over_sampling_batch_size sglang_server_concurrency rm_timeout rm_workers num_rollout num_epoch keep_rollouts"
+        "over_sampling_batch_size sglang_server_concurrency rm_timeout rm_workers num_rollout num_epoch keep_rollouts "
+        "keep_checkpoints"
     )
     for name in names.split():
         if (value := r.slime[name]) is not None and value <= 0:
@@ -277,6 +278,14 @@ def _without_effect(r: Resolved) -> Iterator[Problem]:
             yield f"{_flag(name)} has no effect with --advantage-estimator {s['advantage_estimator']}", f"it is read by {', '.join(estimators)}"
 
 
+def _optimizer(r: Resolved) -> Iterator[Problem | str]:
+    megatron = r.megatron
+    if megatron.get("async_save") and megatron.get("optimizer_cpu_offload"):
+        yield "--async-save cannot write what --optimizer-cpu-offload keeps in pinned memory", "keep one"
+    if megatron.get("no_save_optim"):
+        yield "--no-save-optim: a run that is killed cannot be resumed; its checkpoints can start another with --load"
+
+
 def _off_policy(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     if s["loss_type"] == "sft_loss":
@@ -358,4 +367,4 @@ def _evaluation(r: Resolved) -> Iterator[Problem | str]:
 
 
 _ALWAYS: tuple[Callable[[Resolved], Iterator[Any]], ...] = (_required, _positive, _cluster)
-_TRAIN = (*_ALWAYS, _parallel, _batch, _tokens, _algorithm, _off_policy, _sampling, _reward, _evaluation)
+_TRAIN = (*_ALWAYS, _parallel, _batch, _tokens, _algorithm, _optimizer, _off_policy, _sampling, _reward, _evaluation)

@@ -52,8 +52,9 @@ _MODEL = (
     ("--hf-checkpoint", "str", None, "Folder of the Hugging Face model: engine weights, tokenizer and chat template."),
     ("--load", "str", None, "Checkpoint folder to start or resume the trainer from."),
     ("--ref-load", "str", None, "Checkpoint of the reference model; also the start when --load holds none yet."),
-    ("--save", "str", None, "Folder for the trainer's checkpoints."),
+    ("--save", "str", None, "Folder for the trainer's checkpoints; in it, one for each stage where there are several."),
     ("--save-interval", "int", None, "Rollout steps between two checkpoints."),
+    ("--keep-checkpoints", "int", 2, "Checkpoints to keep, the newest; the one that became the reference stays besides."),
     ("--save-hf", "str", None, "Folder for Hugging Face exports; {rollout_id} in it becomes the step."),
 )
 _ROLLOUT = (
@@ -221,7 +222,7 @@ OWN_OVER_MEGATRON = {
 """Flags that Megatron has too. slime reads them; Megatron's parser does not see them."""
 
 NATIVE_DEFAULTS: dict[str, dict[str, Any]] = {
-    "megatron": {"micro_batch_size": 1, "lr": 1e-6},
+    "megatron": {"micro_batch_size": 1, "lr": 1e-6, "dist_ckpt_optim_fully_reshardable": True},
     "sglang": {},
     "router": {
         "balance_abs_threshold": 10,

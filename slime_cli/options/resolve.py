@@ -131,7 +131,7 @@ class _Build:
             self.origins[key] = origin
             if value is not UNSET:
                 self.values[key] = value
-            elif key in start:
+            elif key in start and key[0] == "slime":  # a native flag that slime gives is taken back as well
                 self.values[key] = start[key]
             else:
                 self.values.pop(key, None)

@@ -2,15 +2,25 @@
 
 A checkpoint counts as complete when its ``checkpoint.json`` is there: it is written last, after Megatron's files are
 synced. Which one to resume from is the journal's to say, not Megatron's tracker file.
+
+With ``--async-save`` :func:`start` returns while Megatron's writer, a process forked at that moment, still writes: its
+memory is the state of the step, however long it takes and whatever is trained meanwhile. :func:`written` says when every
+rank's writer is done; only then comes :func:`finish`.
 """
 
 import contextlib
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 
+import msgspec
+import numpy as np
 import torch
-from megatron.core.dist_checkpointing.strategies.filesystem_async import get_write_results_queue
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.training.async_utils import is_empty_async_queue, maybe_finalize_async_save
 from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 
 from slime_cli import manifests
@@ -19,59 +29,116 @@ from slime_cli.manifests import checkpoints
 
 
 def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest: manifests.Checkpoint) -> None:
-    """Collective. Saves model, optimizer, scheduler and RNG state as iteration ``iteration``."""
-    args.save = root
+    """Collective. Saves model, optimizer, scheduler and RNG state as iteration ``iteration``, to the end."""
+    target = start(args, root, iteration, model, optimizer, scheduler)
+    written(wait=True)
+    finish(target, manifest)
+
+
+def start(args, root: str, iteration: int, model, optimizer, scheduler) -> pathlib.Path:
+    """Collective. Writes Megatron's files, or with ``--async-save`` begins to; the checkpoint's folder."""
+    args.save, target = root, checkpoints.folder(root, iteration)
     if optimizer is not None:
         _before_the_first_step(optimizer)
-    # Megatron's writer keeps results in a manager process. Made by its default, spawn, that process imports this whole
-    # program again (10 s and a core); a forked one only serves a queue. The first call decides for all later ones.
-    get_write_results_queue("fork")
+    if torch.distributed.get_rank() == 0 and target.exists():
+        shutil.rmtree(target)  # of an attempt that was killed before it could commit
+    torch.distributed.barrier()
+    _queue_for_results()
     with contextlib.redirect_stdout(None):
         save_checkpoint(iteration, model, optimizer, scheduler, 0)
+    return target
+
+
+def written(wait: bool) -> bool:
+    """Collective. Whether Megatron's files of every checkpoint that was started are durable; it can be waited for.
+
+    Raises what a writer of any rank raised.
+    """
+    with contextlib.redirect_stdout(None):
+        maybe_finalize_async_save(blocking=wait)
+    return is_empty_async_queue()
+
+
+def finish(target: pathlib.Path, manifest: manifests.Checkpoint) -> None:
+    """Collective. The checkpoint in ``target``, which is :func:`written`, becomes complete."""
     if torch.distributed.get_rank() == 0:
-        target = checkpoints.folder(root, iteration)
         for file in target.iterdir():
             with open(file, "rb") as f:
                 os.fsync(f.fileno())
-        manifests.write(target / checkpoints.MANIFEST, manifest)
+        sizes = {file.name: file.stat().st_size for file in sorted(target.iterdir())}
+        manifests.write(target / checkpoints.MANIFEST, msgspec.structs.replace(manifest, files=sizes))
     torch.distributed.barrier()
 
 
-def prune(root: str | os.PathLike, newest: int, also: str | None = None) -> None:
-    """Keeps the ``newest`` complete checkpoints, and one named as ``also`` is; others, broken ones too, go.
-
-    Rank 0 calls it after the commit.
-    """
-    keep = set(checkpoints.iterations(root)[-newest:])
-    for path in pathlib.Path(root).glob("iter_*"):
-        if path.name[5:].isdigit() and int(path.name[5:]) not in keep and (also is None or path.name != pathlib.Path(also).name):
-            shutil.rmtree(path)
+def _queue_for_results() -> None:
+    """Megatron's writer keeps its results in a manager process. Made by the default, spawn, that process imports this whole
+    program again (10 s and a core); a forked one only serves a queue. Checkpoints that are written at the same time (a
+    critic's and its policy's) must not share one: either would take the other's results."""
+    if not is_empty_async_queue():
+        filesystem_async._results_queue = None
+    filesystem_async.get_write_results_queue("fork")
 
 
 def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_only: bool) -> int:
     """Collective. Loads the checkpoint folder ``path`` (``.../iter_NNNNNNN``) and returns its iteration.
 
-    ``weights_only`` starts a new training from its weights. Raises DataError when the checkpoint is not complete.
+    ``weights_only`` starts a new training from its weights. Raises DataError when the checkpoint is not complete, or has
+    not what a resume needs.
     """
     path = pathlib.Path(path)
     manifest = manifests.read(path / checkpoints.MANIFEST, manifests.Checkpoint)
     if manifest.format != "torch_dist":
         raise DataError(f"{path}: format is {manifest.format}, not torch_dist", "slime convert hf-to-dist makes one")
+    if damage := checkpoints.damage(path):
+        raise DataError(f"{path}: damaged: {damage}", "restore it, or give another checkpoint")
     tracker = path.parent / "latest_checkpointed_iteration.txt"
     if manifest.iteration == 0 and tracker.exists() and tracker.read_text().strip() not in ("0", "release"):
         raise DataError(f"{path}: Megatron cannot load iteration 0 beside later ones", "move it into a folder of its own")
     args.load, args.ckpt_step = str(path.parent), manifest.iteration
     args.finetune = args.no_load_optim = args.no_load_rng = weights_only
     args.exit_on_missing_checkpoint = True
-    if not weights_only:
-        _create_optimizer_state(args, optimizer)
-    with torch.no_grad(), contextlib.redirect_stdout(None):
+    with contextlib.ExitStack() as stack:
+        if not weights_only:
+            _check_resumable(args, path)
+            stack.enter_context(_state_to_load_into(args, optimizer))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(contextlib.redirect_stdout(None))
         load_checkpoint(model, optimizer if not weights_only else None, scheduler if not weights_only else None)
     if weights_only:
         optimizer.reload_model_params()
     else:
         _restore_steps(optimizer)
     return manifest.iteration
+
+
+def _check_resumable(args, path: pathlib.Path) -> None:
+    """What Megatron would leave out without a word, or refuse in words about its formats."""
+    common = dist_checkpointing.load_common_state_dict(str(path))
+    theirs = common["args"]
+    if theirs.no_save_optim:
+        raise DataError(
+            f"{path}: it was saved with --no-save-optim, so Adam's moments and the schedule are not in it and training cannot go on there",
+            "start another --run-dir with --load and this folder: its weights are whole",
+        )
+    if theirs.use_distributed_optimizer != args.use_distributed_optimizer:
+        ours = "with" if args.use_distributed_optimizer else "without"
+        raise DataError(
+            f"{path}: its optimizer was{'' if theirs.use_distributed_optimizer else ' not'} distributed and this run is {ours} "
+            "--use-distributed-optimizer", "give that flag to both or to neither",
+        )  # fmt: skip
+    if args.use_distributed_optimizer:
+        _check_layout(args, theirs, dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}, path)
+
+
+def _check_layout(args, theirs, metadata: dict, path: pathlib.Path) -> None:
+    sizes = [(a.tensor_model_parallel_size, a.pipeline_model_parallel_size) for a in (theirs, args)]
+    kind = metadata.get("distrib_optim_sharding_type")
+    if sizes[0] != sizes[1] and kind not in DistributedOptimizer.checkpoint_fully_reshardable_formats:
+        raise DataError(
+            f"{path}: saved in tensor x pipeline {sizes[0][0]} x {sizes[0][1]}, this run has {sizes[1][0]} x {sizes[1][1]}, and its "
+            f"distributed optimizer is in the format {kind}, which fits other data parallel sizes only",
+            "resume in that layout, or save with --dist-ckpt-optim-fully-reshardable",
+        )
 
 
 def inner_optimizers(optimizer) -> list:
@@ -94,11 +161,22 @@ def _before_the_first_step(optimizer) -> None:
                 state["step"] = torch.tensor(1e-30)
 
 
-def _create_optimizer_state(args, optimizer) -> None:
-    """A sharded load fills state that exists; torch's AdamW makes its state at the first step only."""
-    if args.use_distributed_optimizer:
-        for inner in inner_optimizers(optimizer):
-            inner._init_optimizer_states_with_dummy_values()
+@contextlib.contextmanager
+def _state_to_load_into(args, optimizer) -> Iterator[None]:
+    """A sharded load fills state that exists; torch's AdamW makes its state at the first step only. And while Megatron loads
+    the fully reshardable format, that state must have no tensors but the moments: the step count is none meanwhile."""
+
+    def step_is_no_tensor(torch_optimizer) -> None:
+        for state in torch_optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = np.float32(state["step"])
+
+    with contextlib.ExitStack() as hooks:
+        for inner in inner_optimizers(optimizer) if args.use_distributed_optimizer else []:
+            if not inner.optimizer.state:
+                inner._init_optimizer_states_with_dummy_values()
+            hooks.callback(inner.optimizer.register_load_state_dict_post_hook(step_is_no_tensor).remove)
+        yield
 
 
 def _restore_steps(optimizer) -> None:

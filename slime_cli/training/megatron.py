@@ -47,6 +47,8 @@ def parse(argv: list[str], rank: int, world_size: int):
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             args = parse_args(ignore_unknown_args=False)
+            _check_device(args)
+            async_save = args.async_save
             validate_args(args)
     except SystemExit:
         last = said.getvalue().strip().splitlines()[-1:]
@@ -55,9 +57,20 @@ def parse(argv: list[str], rank: int, world_size: int):
         raise UsageError(f"Megatron refuses the options: {error}", "see the option it names") from error
     finally:
         sys.argv = saved
+    # Megatron turns it off without its persistent worker, which reads CPU tensors while they are trained on. The writer
+    # that is forked for each save (its other one) has them as they were.
+    args.async_save = async_save
     args.padded_vocab_size = args.vocab_size
     args.variable_seq_lengths = True  # packs differ in length, and pipeline stages must tell each other; not a flag
     return args
+
+
+def _check_device(args) -> None:
+    if args.optimizer_cpu_offload and hardware.find().kind == "cpu":
+        raise UsageError(
+            "--optimizer-cpu-offload moves optimizer state off a GPU, and this machine has none",
+            "leave it out here: the state is in the CPU's memory already",
+        )
 
 
 def initialise(args, device: hardware.Device) -> None:

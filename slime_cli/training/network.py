@@ -7,6 +7,7 @@ import contextlib
 import functools
 import math
 import os
+import pathlib
 from collections.abc import Callable, Iterator
 
 import torch
@@ -19,7 +20,6 @@ from megatron.core.utils import get_model_config, unwrap_model
 from megatron.training.global_vars import set_args
 from megatron.training.training import get_megatron_optimizer_config, get_model, get_optimizer_param_scheduler
 
-from slime_cli import manifests
 from slime_cli.errors import EngineError
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training import checkpoint
@@ -91,10 +91,10 @@ class Network:
         for name, tensor in self.parameters():
             tensor.copy_(weights[name])
 
-    def save(self, root: str | os.PathLike, iteration: int, manifest: manifests.Checkpoint) -> None:
-        """A checkpoint under ``root``."""
+    def start_saving(self, root: str | os.PathLike, iteration: int) -> pathlib.Path:
+        """A checkpoint under ``root``: its folder, see :func:`slime_cli.training.checkpoint.start`."""
         self.activate()
-        checkpoint.save(self.args, str(root), iteration, self.model, self.optimizer, self.scheduler, manifest)
+        return checkpoint.start(self.args, str(root), iteration, self.model, self.optimizer, self.scheduler)
 
     def load(self, path: str | os.PathLike, *, weights_only: bool) -> int:
         """A checkpoint folder: all of it, to go on from, or its weights alone, to begin with. Its iteration."""

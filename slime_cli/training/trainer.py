@@ -12,6 +12,7 @@ import math
 import operator
 import os
 import pathlib
+import shutil
 import types
 from collections.abc import Callable, Sequence
 
@@ -47,6 +48,7 @@ class Trainer:
             self.policy.activate()
         self.step = 0
         """Optimizer steps of this stage, over all attempts; those that trained the critic alone count."""
+        self._saving: list[tuple[pathlib.Path, manifests.Checkpoint]] = []
 
     # -- weights and checkpoints ----------------------------------------------------------------------------------------
 
@@ -57,12 +59,21 @@ class Trainer:
             self.critic.take_weights(self.policy)
 
     def save(self, root: str, manifest: manifests.Checkpoint) -> pathlib.Path:
-        """Everything as of :attr:`step`; the folder. The policy's is written last: complete means that both are."""
+        """Everything as of :attr:`step`; the folder. With ``--async-save`` it is complete once :meth:`saved` says so."""
         if self.critic:
-            self.critic.save(_critic_root(root), self.step, manifest)
-            self.policy.activate()
-        self.policy.save(root, self.step, manifest)
+            self._saving.append((self.critic.start_saving(_critic_root(root), self.step), manifest))
+        self._saving.append((self.policy.start_saving(root, self.step), manifest))
+        self.saved(wait=not self.args.async_save)
         return checkpoints.folder(root, self.step)
+
+    def saved(self, wait: bool) -> bool:
+        """Whether all that was saved is complete and durable; it can be waited for. The policy's manifest is written last:
+        complete means that the critic's checkpoint is too."""
+        if not checkpoint.written(wait):
+            return False
+        while self._saving:
+            checkpoint.finish(*self._saving.pop(0))
+        return True
 
     def load(self, path: str, *, weights_only: bool) -> int:
         """A checkpoint folder: all of it, to go on from, or the policy's weights alone, to begin with."""
@@ -76,10 +87,11 @@ class Trainer:
             self.policy.activate()
         return self.step
 
-    def prune(self, root: str, newest: int, also: str | None = None) -> None:
-        """Keeps the ``newest`` complete checkpoints and the one at ``also``. Rank 0 alone calls it."""
-        for folder in (root, _critic_root(root)):
-            checkpoint.prune(folder, newest, also)
+    def remove(self, paths: list[str]) -> None:
+        """Removes checkpoints, with their critics'. Rank 0 alone calls it."""
+        for path in map(pathlib.Path, paths):
+            for folder in (path, _critic_root(path.parent) / path.name):
+                shutil.rmtree(folder, ignore_errors=True)
 
     # -- a rollout ----------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,8 @@ def test_a_sound_run_has_no_warnings():
         ("--opd-kl-coef 2", "add --use-opd"),
         ("--loss-type custom_loss", "go together"),
         ("--use-unbiased-kl", "add --use-kl-loss"),
+        ("--keep-checkpoints 0", "--keep-checkpoints is 0 | it must be at least 1"),
+        ("--async-save --optimizer-cpu-offload", "pinned memory"),
     ],
 )
 def test_contradictions(more, said):
@@ -105,6 +107,7 @@ def test_warnings():
         in check(resolved("--use-dynamic-batch-size --max-tokens-per-gpu 10 --rollout-max-response-len 20"))[0]
     )
     assert "must come with its own" in check(resolved(base=GOOD.replace("--rm-type math", "--custom-generate-function-path m.f")))[0]
+    assert "cannot be resumed" in check(resolved("--no-save-optim"))[0]
     assert "no longer compare" in check(resolved("--rollout-top-p 0.9"))[0]
 
 

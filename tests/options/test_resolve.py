@@ -54,6 +54,8 @@ def test_lists_json_and_stored_false():
         ("--train-iters 5", "--num-rollout"),
         ("--rl-partial-rollouts", "Megatron's own RL loop"),
         ("--persistent-save-interval 5", "use --save-interval"),
+        ("--save-retain-interval 5", "use --keep-checkpoints"),
+        ("--use-persistent-ckpt-worker", "--async-save forks"),
         ("--lr", "--lr needs a value"),
         ("--prompt-data --lr 1", "written --prompt-data=VALUE"),
         ("--lr x", "--lr takes a number, got 'x'"),
@@ -71,6 +73,11 @@ def test_lists_json_and_stored_false():
 )
 def test_refusals_name_the_flag_and_the_fix(argv, said):
     assert said in refused(*argv.split())
+
+
+def test_a_native_flag_that_slime_gives_can_be_taken_back():
+    assert "--dist-ckpt-optim-fully-reshardable" in resolve([]).megatron_argv()
+    assert "--dist-ckpt-optim-fully-reshardable" not in resolve(["--dist-ckpt-optim-fully-reshardable=false"]).megatron_argv()
 
 
 def test_same_flag_twice_with_one_value_is_fine():

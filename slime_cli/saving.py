@@ -1,0 +1,112 @@
+"""What of a stage outlives it: its checkpoints, and the commits that say what is in them. :class:`slime_cli.stage.Stage` owns it.
+
+Always in this order: a checkpoint is complete on disk, one transaction of the journal names it with the samples that it was
+trained on, older checkpoints go. With ``--async-save`` the first takes as long as it takes while the stage goes on, and the
+others follow at the next :meth:`Saver.commit` that finds it done; one checkpoint at a time is under way.
+"""
+
+import dataclasses
+import pathlib
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slime_cli.buffer.journal import Journal
+from slime_cli.errors import UsageError
+from slime_cli.manifests import checkpoints
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """An optimizer step, as :meth:`slime_cli.buffer.journal.Journal.commit` takes it."""
+
+    step: int
+    rollout_id: int
+    version: str
+    samples: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """A checkpoint under way, and what is committed with it."""
+
+    checkpoint: str
+    steps: list[Step]
+    seconds: float
+    """Of the stage so far."""
+    stopped: bool
+    """``--stop-at-loss`` was reached in it."""
+
+
+class Saver:
+    """``folder`` is the stage's in ``run_dir``; ``span`` a tracer's."""
+
+    def __init__(self, slime: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path, journal: Journal, trainers, span: Callable):
+        self.s, self.folder, self.journal, self.trainers, self.span = slime, folder, journal, trainers, span
+        save = slime["save"]  # in it, each stage of a run with several has a folder of its own, as in the run directory
+        self.root = (pathlib.Path(save) / folder.relative_to(run_dir) if save else folder / "checkpoints").resolve()
+        self._trained: list[Step] = []
+        self._saving: Saving | None = None
+
+    def check(self) -> None:
+        """Steps are counted from 1 in every stage, so that saving beside another run's checkpoints would replace them."""
+        if not self.journal.commits() and self.journal.get("saving") is None and (found := [i for i in checkpoints.iterations(self.root) if i]):
+            raise UsageError(
+                f"--save {self.root} holds checkpoints of another run already, up to iteration {found[-1]}",
+                "give a new folder; --load can name that one",
+            )
+
+    def trained(self, step: int, rollout_id: int, version: str, samples: Sequence[int]) -> None:
+        """A step was taken; the next :meth:`save` has it."""
+        self._trained.append(Step(step, rollout_id, version, samples))
+
+    def save(self, *, seconds: float, stopped: bool) -> None:
+        """A checkpoint after the last step, and what else is taken from the present weights. Committed at once if that can be."""
+        self.commit(wait=True)
+        last = self._trained[-1]
+        self.journal.put("saving", last.step)
+        with self.span("save"):
+            path = self.trainers.call("save", str(self.root))
+        self._saving, self._trained = Saving(path, self._trained, seconds, stopped), []
+        if self.reference_due(last.rollout_id):
+            self.trainers.call("keep", "reference")
+        if self.s["save_hf"]:
+            target = pathlib.Path(self.s["save_hf"].format(rollout_id=last.rollout_id)).resolve()
+            self.trainers.call("publish", str(target), last.version)
+        self.commit(wait=False)
+
+    def commit(self, wait: bool) -> None:
+        """Commits the checkpoint under way if it is durable; it can be waited for. Nothing to do when none is under way."""
+        if self._saving is None or not self.trainers.call("saved", wait):
+            return
+        done, self._saving = self._saving, None
+        with self.span("commit"):
+            self.journal.commit(steps=[dataclasses.astuple(step) for step in done.steps], checkpoint=done.checkpoint)
+            self.journal.put("seconds", done.seconds)
+            if done.stopped:
+                self.journal.put("stopped", done.steps[-1].rollout_id)
+            self.trainers.call("remove", self._outdated())
+            self._prune_rollouts(done.steps[-1].rollout_id)
+
+    def reference_due(self, rollout_id: int) -> bool:
+        """``--ref-update-interval``: the policy as saved after this rollout becomes the reference."""
+        interval = self.s["ref_update_interval"]
+        return self.s["loss_type"] != "sft_loss" and bool(interval) and (rollout_id + 1) % interval == 0
+
+    def updated_reference(self) -> str | None:
+        """The checkpoint that became the reference last; None before the first time."""
+        return next((c.checkpoint for c in reversed(self.journal.commits()) if self.reference_due(c.rollout_id)), None)
+
+    def _outdated(self) -> list[str]:
+        """Checkpoints of this stage that nothing needs any more. Others beside them are somebody else's."""
+        made = list(dict.fromkeys(c.checkpoint for c in self.journal.commits()))
+        kept = {*made[-self.s["keep_checkpoints"] :], self.updated_reference()}
+        return [path for path in made if path not in kept and pathlib.Path(path).exists()]
+
+    def _prune_rollouts(self, committed: int) -> None:
+        """``--keep-rollouts``; what is not ``committed`` a resume would train again."""
+        keep = self.s["keep_rollouts"]
+        if keep is not None:
+            for folder in sorted((self.folder / "rollouts").glob("[0-9]*"))[: -keep or None]:
+                if int(folder.name) <= committed:
+                    shutil.rmtree(folder)
