@@ -278,8 +278,19 @@ def _without_effect(r: Resolved) -> Iterator[Problem]:
             yield f"{_flag(name)} has no effect with --advantage-estimator {s['advantage_estimator']}", f"it is read by {', '.join(estimators)}"
 
 
+_MOMENTS = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "optimizer_cuda_graph")
+"""Megatron options about Adam's moments, or about where they are."""
+
+
 def _optimizer(r: Resolved) -> Iterator[Problem | str]:
-    megatron = r.megatron
+    megatron, stateless = r.megatron, r.slime["use_stateless_adam"]
+    if stateless and megatron.get("optimizer", "adam") != "adam":
+        yield f"--use-stateless-adam with --optimizer {megatron['optimizer']}", "keep one"
+    for name in _MOMENTS if stateless else ():
+        if megatron.get(name):
+            yield f"--{name.replace('_', '-')} is about moments, and --use-stateless-adam keeps none", "keep one"
+    if stateless and r.slime["reset_optimizer_states"]:
+        yield "--reset-optimizer-states has no effect with --use-stateless-adam", "there is nothing to forget: keep one"
     if megatron.get("async_save") and megatron.get("optimizer_cpu_offload"):
         yield "--async-save cannot write what --optimizer-cpu-offload keeps in pinned memory", "keep one"
     if megatron.get("no_save_optim"):

@@ -123,10 +123,11 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
     logits = tokens * model.vocab / tp * 4
     chunk = slime["log_probs_chunk_size"]
     networks = 2 if slime["advantage_estimator"] == "ppo" and slime["loss_type"] != "sft_loss" else 1
+    moments = 0 if slime["use_stateless_adam"] else 8
     parts = {
         "weights": networks * held * weight,
         "gradients": networks * held * 4,
-        "optimizer": networks * held * (12 if half else 8) / share,
+        "optimizer": networks * held * ((4 if half else 0) + moments) / share,
         "logits": 2 * min(logits, chunk * model.vocab / tp * 4 if chunk else LOGITS_CHUNK),
     }
     return {name: int(size) for name, size in parts.items() if size}

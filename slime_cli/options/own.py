@@ -161,6 +161,7 @@ _ALGORITHM = (
      {"nargs": "+"}),
     ("--freeze-params-name-list", "str", None, "Patterns (regular expressions) of parameters that stay as they are.", {"nargs": "+"}),
     ("--reset-optimizer-states", "flag", False, "Forget Adam's moments before each rollout's steps."),
+    ("--use-stateless-adam", "flag", False, "Adam that keeps no moments: every step is its first, and there is no memory for them."),
     ("--on-nan-gradient", "str", "fail", "A gradient that is not finite ends the run, or its step is skipped and counted.",
      {"choices": ("fail", "skip")}),
     ("--ref-update-interval", "int", None, "Rollouts after which the policy becomes its own reference; never when not given."),

@@ -137,7 +137,7 @@ def _check_layout(args, theirs, metadata: dict, path: pathlib.Path) -> None:
         raise DataError(
             f"{path}: saved in tensor x pipeline {sizes[0][0]} x {sizes[0][1]}, this run has {sizes[1][0]} x {sizes[1][1]}, and its "
             f"distributed optimizer is in the format {kind}, which fits other data parallel sizes only",
-            "resume in that layout, or save with --dist-ckpt-optim-fully-reshardable",
+            "resume in that layout, or save with --dist-ckpt-optim-fully-reshardable (not with --use-stateless-adam)",
         )
 
 

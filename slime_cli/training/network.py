@@ -22,7 +22,7 @@ from megatron.training.training import get_megatron_optimizer_config, get_model,
 
 from slime_cli.errors import EngineError
 from slime_cli.tracing.spans import Tracer
-from slime_cli.training import checkpoint
+from slime_cli.training import checkpoint, stateless_adam
 from slime_cli.training.microbatch import MicroBatch
 from slime_cli.training.routing import FREE, Routers
 
@@ -33,7 +33,9 @@ Head = Callable[..., torch.Tensor]
 class Network:
     """``provider`` builds the model from Megatron's arguments; ``name`` is what messages and spans call it."""
 
-    def __init__(self, args, provider: Callable, tracer: Tracer, name: str = "policy", *, skip_nan: bool = False):
+    def __init__(
+        self, args, provider: Callable, tracer: Tracer, name: str = "policy", *, skip_nan: bool = False, stateless_optimizer: bool = False
+    ):
         self.args, self.tracer, self.name, self.skip_nan = args, tracer, name, skip_nan
         if skip_nan:
             args.check_for_nan_in_loss_and_grad = False  # Megatron's own check ends the process
@@ -42,6 +44,9 @@ class Network:
             self.model = get_model(provider, ModelType.encoder_or_decoder)
             config, _ = get_megatron_optimizer_config(args)
             self.optimizer = get_megatron_optimizer(config, self.model)
+            if stateless_optimizer:
+                args.dist_ckpt_optim_fully_reshardable = False  # that format asks for moments by name
+                stateless_adam.take_over(checkpoint.inner_optimizers(self.optimizer))
             self.scheduler = get_optimizer_param_scheduler(self.optimizer)
         self.config = get_model_config(self.model[0])
         self.config.grad_scale_func = self.optimizer.scale_loss

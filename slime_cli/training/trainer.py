@@ -38,13 +38,13 @@ class Trainer:
     def __init__(self, args, settings: Settings, tracer: Tracer, hooks: dict[str, Callable] | None = None, critic_args=None):
         self.args, self.settings, self.tracer, self.hooks = args, settings, tracer, hooks or {}
         megatron.begin_stage(args)
-        skip = settings.on_nan_gradient == "skip"
+        more = {"skip_nan": settings.on_nan_gradient == "skip", "stateless_optimizer": settings.use_stateless_adam}
         trained = freezing.Trained(settings.only_train_params_name_list, settings.freeze_params_name_list)
-        self.policy = Network(args, trained.of(model.provider), tracer, skip_nan=skip)
+        self.policy = Network(args, trained.of(model.provider), tracer, **more)
         trained.check(self.policy.device)
         self.critic = None
         if settings.critic:
-            self.critic = Network(_untied(critic_args or args), model.critic_provider, tracer, "critic", skip_nan=skip)
+            self.critic = Network(_untied(critic_args or args), model.critic_provider, tracer, "critic", **more)
             self.policy.activate()
         self.step = 0
         """Optimizer steps of this stage, over all attempts; those that trained the critic alone count."""

@@ -67,6 +67,9 @@ def test_a_sound_run_has_no_warnings():
         ("--loss-type custom_loss", "go together"),
         ("--use-unbiased-kl", "add --use-kl-loss"),
         ("--keep-checkpoints 0", "--keep-checkpoints is 0 | it must be at least 1"),
+        ("--use-stateless-adam --optimizer sgd", "--use-stateless-adam with --optimizer sgd"),
+        ("--use-stateless-adam --optimizer-cpu-offload", "--optimizer-cpu-offload is about moments"),
+        ("--use-stateless-adam --reset-optimizer-states", "nothing to forget"),
         ("--async-save --optimizer-cpu-offload", "pinned memory"),
     ],
 )
