@@ -30,6 +30,8 @@ GRPO = Settings(
     max_tokens=1024, use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="low_var_kl", entropy_coef=0.01, eps_clip=0.05, eps_clip_high=0.1
 )
 PER_TOKEN = ["--calculate-per-token-loss"]
+RECOMPUTE = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+SELECTIVE = ["--recompute-granularity", "selective"]
 OFF = dataclasses.replace(GRPO, use_rollout_logprobs=True, use_unbiased_kl=True, kl_loss_type="k3", eps_clip_c=1.5)
 """The engine's log-probabilities are the old ones, so ratios are far from 1."""
 REWARD_KL = Settings(max_tokens=1024, kl_coef=0.05, kl_loss_type="k1", normalize_advantages=True, eps_clip=0.05, eps_clip_high=0.1)
@@ -45,6 +47,7 @@ CASES = {
     "grpo_fanned_out_balanced": ("untied", BALANCED, [], "fanned_out"),
     "grpo_two_steps_a_rollout": ("untied", dataclasses.replace(GRPO, num_steps_per_rollout=2), [], "batch"),
     "sft": ("untied", Settings(loss_type="sft_loss", max_tokens=1024), [], "batch"),
+    "grpo_recomputed": ("tied", GRPO, RECOMPUTE, "batch"),
     "gspo": ("tied", dataclasses.replace(OFF, advantage_estimator="gspo", use_opsm=True, opsm_delta=0.05), [], "batch"),
     "cispo": ("untied", dataclasses.replace(OFF, advantage_estimator="cispo", eps_clip=0.3, eps_clip_high=0.3), [], "batch"),
     "reinforce_plus_plus": ("tied", dataclasses.replace(REWARD_KL, advantage_estimator="reinforce_plus_plus", gamma=0.95), [], "batch"),
@@ -65,6 +68,7 @@ MORE = {
     "grpo_fanned_out": ("untied", GRPO, [], "fanned_out"),
     "grpo_fanned_out_two_steps": ("untied", dataclasses.replace(GRPO, num_steps_per_rollout=2), [], "fanned_out"),
     "grpo_fanned_out_two_steps_balanced": ("untied", dataclasses.replace(BALANCED, num_steps_per_rollout=2), [], "fanned_out"),
+    "grpo_recomputed_selectively": ("tied", GRPO, SELECTIVE, "batch"),
     "grpo_oversize_isolated": ("tied", dataclasses.replace(GRPO, max_tokens=20), [], "batch"),
     "grpo_per_token_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=SMALL), PER_TOKEN, "batch"),
     "grpo_chunks_of_a_row": ("tied", dataclasses.replace(GRPO, log_probs_chunk_size=1), [], "batch"),
@@ -288,7 +292,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def save(session: Session) -> dict:
-    """Steps 1 and 2, a checkpoint, steps 3 and 4, all kept for :func:`resume`."""
+    """Steps 1 and 2, a checkpoint, steps 3 and 4, all kept for :func:`resume` and for other layouts to compare with."""
     trainer, root = session.trainer("tied", CHECKPOINTED, []), session.folder / f"{session.layout}_checkpoints"
     root.mkdir(exist_ok=True)
     for _ in range(2):
@@ -296,7 +300,8 @@ def save(session: Session) -> dict:
     trainer.save(str(root), MANIFEST)
     at_two = weights(trainer)
     metrics = [trainer.train(global_batch()) for _ in range(2)]
-    kept = {"at_two": at_two, "metrics": metrics, "at_four": weights(trainer)}
+    exported = {name: tensor.clone() for name, tensor in session.bridge("tied").export(trainer.policy.model)}
+    kept = {"at_two": at_two, "metrics": metrics, "at_four": weights(trainer), "exported": exported}
     torch.save(kept, session.folder / f"{session.layout}.{session.rank}.kept")
     return {"metrics": metrics}
 

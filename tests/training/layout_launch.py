@@ -17,7 +17,7 @@ LAYOUTS = ("single", "tp2", "pp2", "vpp2", "cp2", "tp2_cp2", "dp2", "dp2_distrib
 OF_EXPERTS = ("ep2", "tp2_ep2", "cp2_ep2", "pp2_ep2")
 """Layouts of mixtures of experts only."""
 SAVING = ("single", "dp2_distributed")
-JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING))
+JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING), "single:reshard")
 
 
 @functools.cache

@@ -24,6 +24,7 @@ import transformers  # noqa: E402
 from megatron.bridge import AutoBridge  # noqa: E402, F401  (imported before the forks, not in each of them)
 
 import attention_cases  # noqa: E402
+import checkpoint_cases  # noqa: E402
 import layout_cases  # noqa: E402
 import moe_cases  # noqa: E402
 import policy_cases  # noqa: E402
@@ -40,7 +41,7 @@ LAYOUTS = {
     "cp2": (2, ["--context-parallel-size", "2"]),
     "tp2_cp2": (4, ["--tensor-model-parallel-size", "2", "--sequence-parallel", "--context-parallel-size", "2"]),
     "dp2": (2, []),
-    "dp2_distributed": (2, ["--use-distributed-optimizer"]),
+    "dp2_distributed": (2, checkpoint_cases.DISTRIBUTED),
     "ep2": (2, ["--expert-model-parallel-size", "2"]),
     "tp2_ep2": (2, ["--tensor-model-parallel-size", "2", "--sequence-parallel", *EXPERTS]),
     "cp2_ep2": (2, ["--context-parallel-size", "2", "--use-distributed-optimizer", *EXPERTS]),
@@ -66,6 +67,8 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
         return {"resume": layout_cases.resume(session)}
     if "ep2" in layout:
         return {"steps": moe_cases.steps(session), "balance": moe_cases.balance(session)}
+    if job.endswith(":reshard"):
+        return checkpoint_cases.after_the_layouts(session)
     return {
         "attention": attention_cases.everything() if layout == "single" else {},
         "log_probs": attention_cases.log_probs(),
@@ -73,8 +76,10 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
         "steps": layout_cases.steps(session) | moe_cases.steps(session),
         "replay": moe_cases.replay(session) if layout == "single" else {},
         "balance": moe_cases.balance(session),
+        "saved": layout_cases.save(session) if layout in checkpoint_cases.RESHARDED else {},
+        "checkpoints": checkpoint_cases.everything(session),
+        # Last: it ends in a gradient that is not finite, which one rank alone may see while others wait for it.
         "policy": policy_cases.everything(session) if layout in ("single", "dp2", "tp2") else {},
-        "saved": layout_cases.save(session) if layout in ("single", "dp2_distributed") else {},
     }
 
 

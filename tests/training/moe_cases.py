@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import torch
 import transformers
-from layout_cases import GRPO, PLAIN, REWARD_KL, SMALL, VOCABULARY, Session, global_batch
+from layout_cases import GRPO, PLAIN, RECOMPUTE, REWARD_KL, SMALL, VOCABULARY, Session, global_batch
 
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.training import routing
@@ -28,7 +28,6 @@ MODELS = {
     ),
 }  # fmt: skip
 TWO_STEPS = dataclasses.replace(GRPO, num_steps_per_rollout=2, max_tokens=4 * SMALL)
-RECOMPUTE = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
 CASES = {
     "moe_grpo": ("moe", GRPO, [], "batch"),
     "moe_grpo_per_token": ("moe", GRPO, ["--calculate-per-token-loss"], "batch"),

@@ -15,7 +15,10 @@ COMPARED = (
     "loss", "pg_loss", "kl_loss", "entropy", "log_probs", "ppo_kl", "train_rollout_logprob_abs_diff", "grad_norm", "lr", "tokens", "steps",
     "opsm_clipfrac", "pg_clipfrac", "reward_kl", "tis", "rs_rejected", "mismatch_ess", "value_loss", "values", "returns", "value_clipfrac", "critic_grad_norm",
 )  # fmt: skip
-EVERYWHERE = ["grpo", "grpo_packed_small", "grpo_per_token", "grpo_untied", "grpo_two_steps_a_rollout", "sft", "grpo_fanned_out_balanced", *ESTIMATORS[1:]]
+EVERYWHERE = [
+    "grpo", "grpo_packed_small", "grpo_per_token", "grpo_untied", "grpo_two_steps_a_rollout", "grpo_recomputed", "sft",
+    "grpo_fanned_out_balanced", *ESTIMATORS[1:],
+]  # fmt: skip
 ALSO_DP2 = [
     "grpo_static", "grpo_chunks_of_a_row", "grpo_oversize_isolated", "grpo_per_token_packed_small", "grpo_rollout_log_probs",
     "grpo_rollout_log_probs_nan_where_masked", "sft_packed_small", *(f"{e}_packed_small" for e in ESTIMATORS[1:]),
@@ -87,6 +90,15 @@ def test_load_balancing_weighs_the_same_whether_samples_or_tokens_are_averaged(l
         if rank["balance"]["by_sample"] is not None:
             for way, tolerance in (("by_sample", 2e-3), ("by_token", 0.02)):
                 assert rank["balance"][way] == pytest.approx(alone["balance"]["by_sample"], rel=0.05 if ranks_differ else tolerance)
+
+
+@pytest.mark.parametrize(
+    "layout, case", [(layout, "grpo_recomputed") for layout in layout_launch.LAYOUTS] + [("single", "grpo_recomputed_selectively")]
+)
+def test_recomputed_activations_change_nothing(layout, case):
+    steps = layout_launch.reported(layout)
+    for got, want in zip(steps[case], steps["grpo"], strict=True):
+        assert got == pytest.approx(want, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("layout", ["single", "dp2"])
