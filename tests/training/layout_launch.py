@@ -32,7 +32,7 @@ def _folder() -> pathlib.Path:
         command = [sys.executable, str(WORKER), str(folder), *JOBS]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         try:
-            process.wait(timeout=800)
+            process.wait(timeout=1500)
         finally:  # its own session: the worker, its ranks, and the helpers that Megatron's checkpoint writer leaves behind
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -6,7 +6,7 @@ They run in ``layout_worker.py``'s process: importing Megatron redirects torch f
 import layout_launch
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1600)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import layout_launch
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1600)
 
 TOLERANCE = 1e-6
 

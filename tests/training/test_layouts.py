@@ -8,7 +8,7 @@ import pytest
 
 from slime_cli.options.estimators import ESTIMATORS
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1600)
 
 TOLERANCE = 1e-5
 COMPARED = (
