@@ -22,6 +22,7 @@ from slime_cli.options.resolve import args_namespace
 from slime_cli.rollout.chat import Renderer, check_lengths
 from slime_cli.rollout.evaluate import evaluate
 from slime_cli.rollout.generate import Generator
+from slime_cli.rollout.teacher import Teacher
 from slime_cli.run_dir import append_line
 from slime_cli.saving import Saver
 from slime_cli.training import packing
@@ -49,8 +50,11 @@ class Stage:
         self.proofs: list[sync.Proof] = []
         self.published: str | None = None
         self.journal: Journal | None = None
+        self.teacher: Teacher | None = None
 
     def close(self) -> None:
+        if self.teacher is not None:
+            self.conductor.wait(self.teacher.close())
         if self.journal is not None:
             self.journal.close()
 
@@ -68,11 +72,12 @@ class Stage:
             self.version = version_name(self.step)
             return
         self.saver.check()
+        self._find_teacher()
         self._prepare_trainers(committed)
         if self.policy:
             client, shape = self.conductor.serving(), self._routed_experts_shape()
             client.engines = self.conductor.engine_urls if shape else None
-            self.generator = Generator(self.args, client, self.conductor.rewards, shape)
+            self.generator = Generator(self.args, client, self.conductor.rewards, shape, self.teacher)
             self._publish()
             if not self.s["skip_eval_before_train"] and not first:
                 self._evaluate()
@@ -121,6 +126,14 @@ class Stage:
             seed=s["rollout_seed"], render=self.renderer.prompt,
         )  # fmt: skip
 
+    def _find_teacher(self) -> None:
+        """The endpoint that ``--opd-type sglang`` distils from, once it has shown that it can be compared with."""
+        if self.policy and self.s["opd_type"] == "sglang":
+            self.teacher = Teacher(self.s["opd_teacher_url"], self.s["opd_teacher_timeout"])
+            vocabulary = architecture.read_config(self.conductor.model)["vocab_size"]
+            self.conductor.wait(self.teacher.check(self.renderer.tokenizer, vocabulary))
+            self.say(f"{self.name}: the teacher at {self.teacher.address.generate} answers")
+
     def _num_rollouts(self) -> int:
         if self.s["num_rollout"] is not None:
             return self.s["num_rollout"]
@@ -139,7 +152,7 @@ class Stage:
             others = {}
             if settings.reference:
                 others["reference"] = self.saver.updated_reference() or (s["ref_load"] if s["load"] else None)
-            if settings.use_opd:
+            if settings.use_opd and settings.opd_type == "megatron":
                 others["teacher"] = s["opd_teacher_load"]
             for name, root in others.items():
                 if root:
@@ -293,6 +306,8 @@ class Stage:
                 "groups_without_spread": groups_without_spread(batch.rewards_N, batch.group_index_N, batch.sample_index_N),
                 "retries": self.generator.client.retries,
             }
+            if self.teacher is not None:
+                line["teacher_retries"] = self.teacher.retries
         return line | {f"train/{name}": value for name, value in found.items()}
 
     def final_checkpoint(self) -> str:

@@ -51,11 +51,15 @@ class PromptRow:
     """1-based line of a JSONL file, or 1-based row of any other source."""
 
 
+PER_TOKEN = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
+"""Fields of a sample with one entry for each response token, or None."""
+
+
 @dataclasses.dataclass(slots=True)
 class Sample:
     """One response to one prompt occurrence, from dispatch to training.
 
-    ``tokens`` is prompt + response; per-token lists (``loss_mask``, ``rollout_log_probs``) cover the response only.
+    ``tokens`` is prompt + response; the per-token lists (:data:`PER_TOKEN`) cover the response only.
     """
 
     index: int
@@ -73,6 +77,8 @@ class Sample:
     """1 where the token is trained; None means all ones."""
     rollout_log_probs: list[float] | None = None
     """The engine's log-probability of each response token (natural log, after temperature)."""
+    teacher_log_probs: list[float] | None = None
+    """A teacher endpoint's log-probability of each response token (on-policy distillation; at temperature 1)."""
     rollout_routed_experts: bytes | None = None
     """int16 (little endian) [len(tokens) - 1, layers, K]: the K experts that the engine's routers chose for every token but the last."""
     routed_experts_shape: list[int] | None = None
@@ -102,7 +108,7 @@ class Sample:
         """Raises ValueError when the per-token lists do not fit ``response_length``."""
         if not 0 <= self.response_length <= len(self.tokens):
             raise ValueError(f"sample {self.index}: response_length {self.response_length} of {len(self.tokens)} tokens")
-        for name in ("loss_mask", "rollout_log_probs"):
+        for name in PER_TOKEN:
             values = getattr(self, name)
             if values is not None and len(values) != self.response_length:
                 raise ValueError(

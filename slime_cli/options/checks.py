@@ -252,7 +252,7 @@ _NEEDS = {
     **{name: ("use_tis",) for name in ("tis_level", "tis_mode", "tis_clip", "tis_clip_low", "tis_batch_normalize")},
     **{name: ("use_rs",) for name in ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")},
     "opd_kl_coef": ("use_opd",),
-    "opd_teacher_load": ("use_opd",),
+    **{name: ("use_opd",) for name in ("opd_type", "opd_teacher_load", "opd_teacher_url", "opd_teacher_timeout")},
 }
 """Option -> options of which one must be given for it to have an effect."""
 _OF_ESTIMATORS = {
@@ -313,8 +313,34 @@ def _off_policy(r: Resolved) -> Iterator[Problem | str]:
     if s["use_tis"] and s["tis_mode"] == "truncate" and s["tis_clip_low"]:
         yield "--tis-clip-low has no effect with --tis-mode truncate", "use --tis-mode clip"
     yield from _routing(r)
-    if s["use_opd"] and not s["opd_teacher_load"]:
-        yield "--use-opd needs --opd-teacher-load", "give the teacher's Megatron checkpoint (slime convert hf-to-dist makes one)"
+    if s["use_opd"]:
+        yield from _teacher(r)
+
+
+_TEACHERS = {"sglang": "opd_teacher_url", "megatron": "opd_teacher_load"}
+"""``--opd-type`` -> where such a teacher is found."""
+
+
+def _teacher(r: Resolved) -> Iterator[Problem]:
+    s = r.slime
+    kind, given = s["opd_type"], [dest for dest in _TEACHERS.values() if s[dest]]
+    if not given:
+        yield (
+            "--use-opd needs --opd-teacher-load or --opd-teacher-url",
+            "give the teacher's Megatron checkpoint (slime convert hf-to-dist makes one) or its SGLang endpoint",
+        )
+    elif kind is None:
+        yield "--opd-teacher-load and --opd-teacher-url are two teachers", "keep one"
+    elif given != [_TEACHERS[kind]]:
+        yield f"--opd-type {kind} takes {_flag(_TEACHERS[kind])}, not {', '.join(map(_flag, given))}", "give the one that it takes, alone"
+    if kind == "sglang" and s["rollout_temperature"] != 1:
+        yield (
+            f"--opd-type sglang with --rollout-temperature {s['rollout_temperature']}: SGLang's log-probabilities of a prompt are at "
+            "temperature 1, and would not compare with the student's",
+            "sample at temperature 1, or take the teacher's weights with --opd-teacher-load",
+        )
+    if s["opd_teacher_timeout"] <= 0:
+        yield f"--opd-teacher-timeout is {s['opd_teacher_timeout']}", "it must be above 0"
 
 
 def _routing(r: Resolved) -> Iterator[Problem | str]:

@@ -190,7 +190,11 @@ _OFF_POLICY = (
     ("--use-rollout-routing-replay", "flag", False, "Send tokens to the experts that the engine chose, in every pass of the policy."),
     ("--use-opd", "flag", False, "On-policy distillation: take the gap to a teacher's log-probabilities off the advantage."),
     ("--opd-kl-coef", "float", 1.0, "Weight of that gap."),
+    ("--opd-type", "str", None, "What the teacher is: an SGLang endpoint, or weights in Megatron; follows from which of the two is given.",
+     {"choices": ("sglang", "megatron")}),
     ("--opd-teacher-load", "str", None, "Megatron checkpoint of the teacher: same architecture as the policy."),
+    ("--opd-teacher-url", "str", None, "SGLang endpoint of the teacher, http://HOST:PORT/generate, or a serve-rollout's endpoint.json."),
+    ("--opd-teacher-timeout", "float", 120.0, "Seconds after which one request to the teacher is tried again, or given up and counted."),
 )  # fmt: skip
 _RUN = (
     ("--run-dir", "str", None, "Folder of the run: run.json, journal, rollouts, metrics, trace."),

@@ -17,6 +17,7 @@ from slime_cli.rollout import hooks
 from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
 from slime_cli.rollout.pool import RewardFailure
 from slime_cli.rollout.rewards import RewardPool
+from slime_cli.rollout.teacher import Teacher
 
 
 @dataclasses.dataclass
@@ -32,10 +33,12 @@ class Generator:
     """Turns leased groups into rewarded ones. ``args`` is what hooks get."""
 
     def __init__(
-        self, args: types.SimpleNamespace, client: RouterClient, rewards: RewardPool, routed_experts_shape: list[int] | None = None
-    ):
+        self, args: types.SimpleNamespace, client: RouterClient, rewards: RewardPool, routed_experts_shape: list[int] | None = None,
+        teacher: Teacher | None = None,
+    ):  # fmt: skip
         """``routed_experts_shape``: layers and experts a token, where the engines are to say which experts they chose."""
         self.args, self.client, self.rewards, self.routed_experts_shape = args, client, rewards, routed_experts_shape
+        self.teacher = teacher
         self.custom = hooks.load(args.custom_generate_function_path, "generate") if args.custom_generate_function_path else None
         path = args.dynamic_sampling_filter_path
         self.filter = hooks.load(path, "dynamic_filter") if path else None
@@ -79,6 +82,8 @@ class Generator:
             if reason := _failure(siblings):
                 failed[leased.index] = reason
         whole = [s for siblings in made for s in siblings if s.index not in failed]
+        if self.teacher:
+            whole = await self.teacher.teach(whole, failed)
         for sample, reward in zip(whole, await self.rewards.score_group(whole, self.args), strict=True):
             if isinstance(reward, RewardFailure):
                 failed.setdefault(sample.index, f"reward_{reward.kind}")

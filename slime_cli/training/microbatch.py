@@ -81,8 +81,6 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
     sizes, real_T = lengths.tolist(), np.concatenate([real_T, np.zeros(padding, bool)])
     if padding:
         tokens, sizes = np.concatenate([tokens, np.zeros(padding, np.int64)]), [*sizes, padding * cut.size]
-    rollout = batch.rollout_log_probs_R
-    rollout = None if rollout is None else (rollout[r] if len(r) else np.zeros(1, np.float32))
 
     routed = batch.routed_experts_TLK
     if routed is not None:  # what is padding goes to the first experts
@@ -91,11 +89,15 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
         routed = anywhere
 
     def tensor(values, dtype):
-        return None if values is None else torch.as_tensor(values, dtype=dtype).to(device)
+        return torch.as_tensor(values, dtype=dtype).to(device)
+
+    def column(values_R):
+        return None if values_R is None else tensor(values_R[r] if len(r) else np.zeros(1), torch.float32)
 
     return MicroBatch(
         positions=list(positions), tokens_T=tensor(tokens, torch.long), padding_T=tensor(~real_T if len(p) else real_T, torch.bool), pack=packs.pack(sizes, device, cut),
         where_R=tensor(where, torch.long), targets_R=tensor(targets, torch.long), mask_R=tensor(mask, torch.bool),
         weight_R=tensor(weight, torch.float32), sample_R=tensor(owners, torch.long), rows_R=r,
-        rollout_log_probs_R=tensor(rollout, torch.float32), routed_experts_TLK=tensor(routed, torch.long),
+        rollout_log_probs_R=column(batch.rollout_log_probs_R), teacher_log_probs_R=column(batch.teacher_log_probs_R),
+        routed_experts_TLK=None if routed is None else tensor(routed, torch.long),
     )  # fmt: skip

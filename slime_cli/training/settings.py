@@ -57,6 +57,7 @@ class Settings:
     use_rollout_routing_replay: bool = False
 
     use_opd: bool = False
+    opd_type: str | None = None
     opd_kl_coef: float = 1.0
 
     value_clip: float = 0.2

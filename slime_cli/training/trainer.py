@@ -200,7 +200,10 @@ class Trainer:
         if s.reference:
             with self.tracer.span("ref_log_probs"), self.policy.as_kept("reference"):
                 self._log_probs(parts, "ref_log_probs_R")
-        if s.use_opd:
+        if s.use_opd and s.opd_type == "sglang":
+            if batch.teacher_log_probs_R is None:
+                raise ValueError("--opd-type sglang: the batch has no teacher_log_probs, which its rollout should have asked for")
+        elif s.use_opd:
             with self.tracer.span("teacher_log_probs"), self.policy.as_kept("teacher"):
                 self._log_probs(parts, "teacher_log_probs_R")
         self._old_log_probs(parts)
