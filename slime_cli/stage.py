@@ -9,7 +9,7 @@ import json
 import pathlib
 import time
 
-from slime_cli import manifests
+from slime_cli import manifests, publishing
 from slime_cli.buffer.batch import TrainBatch, file_hash, read_parquet, rollout_folder, to_parquet
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.journal import Journal
@@ -72,13 +72,16 @@ class Stage:
             self.version = version_name(self.step)
             return
         self.saver.check()
-        self._find_teacher()
-        self._prepare_trainers(committed)
+        if self.policy and self.s["opd_type"] == "sglang":
+            self.teacher = Teacher(self.s["opd_teacher_url"], self.s["opd_teacher_timeout"])
+            self.conductor.wait(self.teacher.check(self.renderer.tokenizer, architecture.vocabulary(self.conductor.model)))
+        behind = self._behind()
+        self._prepare_trainers(committed, behind)
         if self.policy:
             client, shape = self.conductor.serving(), self._routed_experts_shape()
             client.engines = self.conductor.engine_urls if shape else None
             self.generator = Generator(self.args, client, self.conductor.rewards, shape, self.teacher)
-            self._publish()
+            self._send(behind) if behind else self._publish()
             if not self.s["skip_eval_before_train"] and not first:
                 self._evaluate()
         if self.journal.get("stopped"):
@@ -126,20 +129,12 @@ class Stage:
             seed=s["rollout_seed"], render=self.renderer.prompt,
         )  # fmt: skip
 
-    def _find_teacher(self) -> None:
-        """The endpoint that ``--opd-type sglang`` distils from, once it has shown that it can be compared with."""
-        if self.policy and self.s["opd_type"] == "sglang":
-            self.teacher = Teacher(self.s["opd_teacher_url"], self.s["opd_teacher_timeout"])
-            vocabulary = architecture.read_config(self.conductor.model)["vocab_size"]
-            self.conductor.wait(self.teacher.check(self.renderer.tokenizer, vocabulary))
-            self.say(f"{self.name}: the teacher at {self.teacher.address.generate} answers")
-
     def _num_rollouts(self) -> int:
         if self.s["num_rollout"] is not None:
             return self.s["num_rollout"]
         return max(1, len(self.source) * (self.s["num_epoch"] or 1) // self.s["rollout_batch_size"])
 
-    def _prepare_trainers(self, committed) -> None:
+    def _prepare_trainers(self, committed, behind: pathlib.Path | None) -> None:
         """Weights: HF, then the stage before (or --load, --ref-load), then this stage's own last commit."""
         s = self.s
         self.say(f"{self.name}: Megatron builds the model")
@@ -163,6 +158,9 @@ class Stage:
             for name, root in others.items():
                 if not root:
                     self.trainers.call("keep", name)
+            if behind and settings.keep_old_actor:
+                self.trainers.call("load_published", str(behind))
+                self.trainers.call("keep", "old_actor")
             if committed:
                 if found := checkpoints.damage(committed.checkpoint):
                     fix = f"restore it, or start another --run-dir with --load {self.saver.root}, which takes the newest whole one"
@@ -206,14 +204,14 @@ class Stage:
             self.saver.commit(wait=False)
             with self.span("train"):
                 batch = TrainBatch.from_samples(samples, self.s["reward_key"])
-                found = self.trainers.train(batch)
+                found = self.trainers.train(batch, not self.policy or self.version == version_name(self.step))
             for part in packing.split_steps(batch.sample_index_N.tolist(), self.s["num_steps_per_rollout"] or 1):
                 self.step += 1
                 self.saver.trained(self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part)))
             stopped = self._low_enough({f"train/{k}": v for k, v in found.items()})
             if last or stopped or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0 or self.saver.reference_due(rollout_id):
                 self.saver.save(seconds=self.seconds(), stopped=stopped)
-            if self.policy:
+            if self.policy and publishing.due(self.s, rollout_id, self._num_rollouts()):
                 self._publish()
             line = self._line(rollout_id, samples, batch, dropped, found, time.time() - begun)
         append_line(self.conductor.run_dir / "metrics.jsonl", line)
@@ -227,8 +225,9 @@ class Stage:
         if self.policy:
             if "train/grad_norm" not in line:
                 return f"reward {line['reward_mean']:.3f}  critic alone: value loss {line['train/value_loss']:.3f}"
-            diff = line["train/train_rollout_logprob_abs_diff_max"]
-            return f"reward {line['reward_mean']:.3f}  grad {line['train/grad_norm']:.2f}  logprob diff {diff:.1e}"
+            diff = line.get("train/train_rollout_logprob_abs_diff_max")
+            compared = "" if diff is None else f"  logprob diff {diff:.1e}"
+            return f"reward {line['reward_mean']:.3f}  grad {line['train/grad_norm']:.2f}{compared}"
         return f"loss {line['train/loss']:.3f}"
 
     def _low_enough(self, line: dict) -> bool:
@@ -294,7 +293,8 @@ class Stage:
         reward_N, first_N = execution_rewards(batch.rewards_N, batch.sample_index_N)
         rewards = reward_N[first_N].tolist()
         line = {
-            "stage": self.name, "rollout_id": rollout_id, "step": self.step, "weight_version": version_name(self.step),
+            "stage": self.name, "rollout_id": rollout_id, "step": self.step,
+            "weight_version": self.version if self.policy else version_name(self.step),
             "seconds": seconds, "samples": len(samples), "executions": len(rewards), "dropped": dict(dropped),
             "skipped_prompts": self.buffer.skipped,
         }  # fmt: skip
@@ -315,19 +315,42 @@ class Stage:
 
     # -- weights and evaluation -----------------------------------------------------------------------------------
 
+    def _step_held(self, saving: bool = False) -> int:
+        """Whose weights the engines held after the last commit, or after the one that is being saved."""
+        steps = [*self.journal.commits(), *(self.saver.under_way() if saving else ())]
+        return publishing.step_held(self.s, steps, self._num_rollouts())
+
+    def _behind(self) -> pathlib.Path | None:
+        """The version that generates what comes after the last commit, where that is not the commit's own."""
+        step = self._step_held()
+        if not self.policy or step == self.step:
+            return None
+        folder = publishing.complete(self.folder, step)
+        if folder is None:
+            self.say(f"{self.name}: the weights of step {step} are gone, so the engines go on with those of step {self.step}")
+        return folder
+
     def _publish(self) -> None:
         """The trainer's present weights into every engine, proven."""
-        self.version = version_name(self.step)
         folder = publish.folder(self.folder, self.step)
         with self.span("publish"):
-            self.trainers.call("publish", str(folder), self.version)
+            self.trainers.call("publish", str(folder), version_name(self.step))
+            if self.s["keep_old_actor"]:
+                self.trainers.call("keep", "old_actor")
+        self._send(folder)
+
+    def _send(self, folder: pathlib.Path) -> None:
+        """A published version into every engine, proven. A resume may need the one that was current at the last commit."""
+        self.version = folder.name
         with self.span("sync"):
             urls = self.conductor.engine_urls()
             sync.load(urls, folder, self.version)
         with self.span("verify"):
             self.proofs = sync.verify(urls, folder, self.version)
+        needed = {self.version, version_name(self._step_held()), version_name(self._step_held(saving=True))}
         for old in sorted(folder.parent.glob("v*"))[:-KEEP_WEIGHTS]:
-            publish.remove(old)
+            if old.name not in needed:
+                publish.remove(old)
 
     def _eval_path(self, step: int) -> pathlib.Path:
         return self.folder / "eval" / f"{step:06d}.json"

@@ -84,7 +84,7 @@ def _required(r: Resolved) -> Iterator[Problem]:
 def _positive(r: Resolved) -> Iterator[Problem]:
     names = (
         "actor_num_nodes actor_num_gpus_per_node rollout_num_gpus_per_engine rollout_batch_size "
-        "n_samples_per_prompt num_steps_per_rollout max_tokens_per_gpu save_interval "
+        "n_samples_per_prompt num_steps_per_rollout update_weights_interval max_tokens_per_gpu save_interval "
         "eval_interval n_samples_per_eval_prompt rollout_max_response_len rollout_max_prompt_len eval_max_response_len "
         "over_sampling_batch_size sglang_server_concurrency rm_timeout rm_workers num_rollout num_epoch keep_rollouts "
         "keep_checkpoints"
@@ -225,6 +225,8 @@ def _algorithm(r: Resolved) -> Iterator[Problem | str]:
     yield from _without_effect(r)
     if (s["loss_type"] == "custom_loss") != bool(s["custom_loss_function_path"]):
         yield "--loss-type custom_loss and --custom-loss-function-path go together", "give both or neither"
+    if s["loss_type"] == "custom_loss" and s["custom_pg_loss_reducer_function_path"]:
+        yield "--custom-pg-loss-reducer-function-path has no effect with --loss-type custom_loss", "reduce the loss in your own function"
     if s["only_train_params_name_list"] and s["freeze_params_name_list"]:
         yield "--only-train-params-name-list and --freeze-params-name-list exclude each other", "keep one of the two"
     if s["loss_type"] == "sft_loss":
@@ -250,6 +252,7 @@ _NEEDS = {
     "ref_update_interval": ("use_kl_loss", "kl_coef"),
     "opsm_delta": ("use_opsm",),
     **{name: ("use_tis",) for name in ("tis_level", "tis_mode", "tis_clip", "tis_clip_low", "tis_batch_normalize")},
+    "custom_tis_function_path": ("use_tis", "get_mismatch_metrics"),
     **{name: ("use_rs",) for name in ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")},
     "opd_kl_coef": ("use_opd",),
     **{name: ("use_opd",) for name in ("opd_type", "opd_teacher_load", "opd_teacher_url", "opd_teacher_timeout")},
@@ -315,6 +318,24 @@ def _off_policy(r: Resolved) -> Iterator[Problem | str]:
     yield from _routing(r)
     if s["use_opd"]:
         yield from _teacher(r)
+    yield from _interval(r)
+
+
+def _interval(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if s["keep_old_actor"] and s["update_weights_interval"] == 1:
+        yield (
+            "--keep-old-actor has no effect with --update-weights-interval 1: the trainer begins each rollout with the engines' weights",
+            "leave it out, or raise the interval",
+        )
+    if s["keep_old_actor"] and s["use_rollout_logprobs"]:
+        yield "--keep-old-actor has no effect with --use-rollout-logprobs, which takes the engine's own numbers", "keep one of the two"
+    corrected = any(s[name] for name in ("keep_old_actor", "use_rollout_logprobs", "use_tis", "use_rs"))
+    if s["update_weights_interval"] > 1 and not corrected:
+        yield (
+            f"--update-weights-interval {s['update_weights_interval']}: the loss takes samples of older weights for the policy's own; "
+            "--keep-old-actor, --use-rollout-logprobs or --use-tis weigh them by what generated them"
+        )
 
 
 _TEACHERS = {"sglang": "opd_teacher_url", "megatron": "opd_teacher_load"}
@@ -332,7 +353,8 @@ def _teacher(r: Resolved) -> Iterator[Problem]:
     elif kind is None:
         yield "--opd-teacher-load and --opd-teacher-url are two teachers", "keep one"
     elif given != [_TEACHERS[kind]]:
-        yield f"--opd-type {kind} takes {_flag(_TEACHERS[kind])}, not {', '.join(map(_flag, given))}", "give the one that it takes, alone"
+        others = [_flag(dest) for dest in given if dest != _TEACHERS[kind]]
+        yield f"--opd-type {kind} takes {_flag(_TEACHERS[kind])}, not {', '.join(others)}", "give the one that it takes, alone"
     if kind == "sglang" and s["rollout_temperature"] != 1:
         yield (
             f"--opd-type sglang with --rollout-temperature {s['rollout_temperature']}: SGLang's log-probabilities of a prompt are at "

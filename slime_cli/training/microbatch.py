@@ -42,7 +42,7 @@ class MicroBatch:
     teacher_log_probs_R: torch.Tensor | None = None
     old_values_R: torch.Tensor | None = None
     correction_R: torch.Tensor | None = None
-    """What an off-policy correction multiplies the policy loss with."""
+    """What the policy loss is multiplied by: an off-policy correction, a user's reducer."""
     routed_experts_TLK: torch.Tensor | None = None
     """Experts that the engine chose for each of this rank's tokens in all layers of the model."""
     routes: dict[tuple[int, int], torch.Tensor] = dataclasses.field(default_factory=dict)
