@@ -48,7 +48,7 @@ class Stage:
         self.say, self.span = conductor.screen.say, conductor.tracer.span
         self.started = time.time()
         self.proofs: list[sync.Proof] = []
-        self.published: str | None = None
+        self.version: str | None = None
         self.journal: Journal | None = None
         self.teacher: Teacher | None = None
 
@@ -107,6 +107,8 @@ class Stage:
         s = self.s
         config = architecture.read_config(self.conductor.model)
         check_lengths(s["rollout_max_response_len"] if self.policy else None, config.get("max_position_embeddings"), s["rollout_max_prompt_len"])
+        if self.policy and s["use_top_p_replay"] and s["rollout_top_k"] > (rows := architecture.vocabulary(self.conductor.model)):
+            raise UsageError(f"--rollout-top-k {s['rollout_top_k']} with a vocabulary of {rows}", "lower it: the engine is asked for so many tokens")
         self.renderer = Renderer(
             self.conductor.model, apply_chat_template=s["apply_chat_template"], template_kwargs=s["apply_chat_template_kwargs"],
             max_prompt=s["rollout_max_prompt_len"],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from slime_cli.errors import UsageError
-from slime_cli.options import own
+from slime_cli.options import off_policy, own
 from slime_cli.options.estimators import GROUP_RELATIVE
 from slime_cli.options.resolve import Resolved
 
@@ -317,52 +317,8 @@ def _off_policy(r: Resolved) -> Iterator[Problem | str]:
         yield "--tis-clip-low has no effect with --tis-mode truncate", "use --tis-mode clip"
     yield from _routing(r)
     if s["use_opd"]:
-        yield from _teacher(r)
-    yield from _interval(r)
-
-
-def _interval(r: Resolved) -> Iterator[Problem | str]:
-    s = r.slime
-    if s["keep_old_actor"] and s["update_weights_interval"] == 1:
-        yield (
-            "--keep-old-actor has no effect with --update-weights-interval 1: the trainer begins each rollout with the engines' weights",
-            "leave it out, or raise the interval",
-        )
-    if s["keep_old_actor"] and s["use_rollout_logprobs"]:
-        yield "--keep-old-actor has no effect with --use-rollout-logprobs, which takes the engine's own numbers", "keep one of the two"
-    corrected = any(s[name] for name in ("keep_old_actor", "use_rollout_logprobs", "use_tis", "use_rs"))
-    if s["update_weights_interval"] > 1 and not corrected:
-        yield (
-            f"--update-weights-interval {s['update_weights_interval']}: the loss takes samples of older weights for the policy's own; "
-            "--keep-old-actor, --use-rollout-logprobs or --use-tis weigh them by what generated them"
-        )
-
-
-_TEACHERS = {"sglang": "opd_teacher_url", "megatron": "opd_teacher_load"}
-"""``--opd-type`` -> where such a teacher is found."""
-
-
-def _teacher(r: Resolved) -> Iterator[Problem]:
-    s = r.slime
-    kind, given = s["opd_type"], [dest for dest in _TEACHERS.values() if s[dest]]
-    if not given:
-        yield (
-            "--use-opd needs --opd-teacher-load or --opd-teacher-url",
-            "give the teacher's Megatron checkpoint (slime convert hf-to-dist makes one) or its SGLang endpoint",
-        )
-    elif kind is None:
-        yield "--opd-teacher-load and --opd-teacher-url are two teachers", "keep one"
-    elif given != [_TEACHERS[kind]]:
-        others = [_flag(dest) for dest in given if dest != _TEACHERS[kind]]
-        yield f"--opd-type {kind} takes {_flag(_TEACHERS[kind])}, not {', '.join(others)}", "give the one that it takes, alone"
-    if kind == "sglang" and s["rollout_temperature"] != 1:
-        yield (
-            f"--opd-type sglang with --rollout-temperature {s['rollout_temperature']}: SGLang's log-probabilities of a prompt are at "
-            "temperature 1, and would not compare with the student's",
-            "sample at temperature 1, or take the teacher's weights with --opd-teacher-load",
-        )
-    if s["opd_teacher_timeout"] <= 0:
-        yield f"--opd-teacher-timeout is {s['opd_teacher_timeout']}", "it must be above 0"
+        yield from off_policy.teacher(r)
+    yield from off_policy.interval(r)
 
 
 def _routing(r: Resolved) -> Iterator[Problem | str]:
@@ -392,7 +348,9 @@ def _sampling(r: Resolved) -> Iterator[Problem | str]:
         if not 0 < s[name] <= 1:
             yield f"--{name.replace('_', '-')} is {s[name]}", "it must be above 0 and at most 1"
     if s["loss_type"] != "sft_loss" and (s["rollout_top_p"] < 1 or s["rollout_top_k"] > 0):
-        yield "--rollout-top-p or --rollout-top-k cuts the distribution: the two probabilities no longer compare"
+        yield from off_policy.cut(r)
+    elif s["use_top_p_replay"]:
+        yield "--use-top-p-replay has no effect: nothing is cut", "add --rollout-top-p with --rollout-top-k"
 
 
 def _reward(r: Resolved) -> Iterator[Problem | str]:

@@ -173,6 +173,7 @@ _OFF_POLICY = (
     ("--get-mismatch-metrics", "flag", False, "Measure how far the engine's policy is from the trainer's before the first step."),
     ("--update-weights-interval", "int", 1, "Rollouts after which the engines get new weights; before an evaluation and at the end, always."),
     ("--keep-old-actor", "flag", False, "Keep the weights that the engines hold, and take the old policy's log-probabilities from them."),
+    ("--use-top-p-replay", "flag", False, "Take log-probabilities among the tokens that top-p and top-k left to choose from."),
     ("--use-opsm", "flag", False, "Leave out samples with a negative advantage that the policy has moved away from already."),
     ("--opsm-delta", "float", 1e-4, "Mean log-probability gap above which --use-opsm leaves a sample out."),
     ("--use-tis", "flag", False, "Weight the policy loss by the ratio of the trainer's old policy to the engine's."),

@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.types import Sample, Status, executions
-from slime_cli.rollout import hooks
+from slime_cli.rollout import hooks, nucleus
 from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
 from slime_cli.rollout.pool import RewardFailure
 from slime_cli.rollout.rewards import RewardPool
@@ -116,18 +116,22 @@ class Generator:
 
         What each of them ended in, in order: itself, or the siblings that the function fanned it out into.
         """
-        params = params or self.sampling_params()
+        training, params = params is None, params or self.sampling_params()
         if not group.pending:
             return []
         if self.custom:
             return await asyncio.gather(*(self._custom(sample, params, group.rendered.tokens) for sample in group.pending))
+        replay = training and self.args.use_top_p_replay
         body = {"input_ids": group.rendered.tokens, "sampling_params": params | {"n": len(group.pending)}, "return_logprob": True}
+        body |= nucleus.request(self.args.rollout_top_k) if replay else {}
         if self.routed_experts_shape:
             body["return_routed_experts"] = True
         for sample, answer in zip(group.pending, await self.client.generate(body), strict=True):
             fill(sample, group.rendered.tokens, answer)
             if self.routed_experts_shape:
                 fill_routed_experts(sample, answer, self.routed_experts_shape)
+            if replay:
+                nucleus.fill(sample, answer, self.args.rollout_top_p)
         return [[sample] for sample in group.pending]
 
     async def _custom(self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int]) -> list[Sample]:

@@ -11,6 +11,7 @@ import torch
 
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.training import packs
+from slime_cli.training.nucleus import Nucleus
 
 
 @dataclasses.dataclass
@@ -35,6 +36,8 @@ class MicroBatch:
     rows_R: np.ndarray
     """Where each response token is in the batch's own ``_R`` columns; empty for a filler."""
     rollout_log_probs_R: torch.Tensor | None
+    nucleus: Nucleus | None = None
+    """What log-probabilities are taken among, where sampling was cut; None: the whole vocabulary."""
     advantages_R: torch.Tensor | None = None
     returns_R: torch.Tensor | None = None
     old_log_probs_R: torch.Tensor | None = None
@@ -99,5 +102,6 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
         where_R=tensor(where, torch.long), targets_R=tensor(targets, torch.long), mask_R=tensor(mask, torch.bool),
         weight_R=tensor(weight, torch.float32), sample_R=tensor(owners, torch.long), rows_R=r,
         rollout_log_probs_R=column(batch.rollout_log_probs_R), teacher_log_probs_R=column(batch.teacher_log_probs_R),
+        nucleus=None if batch.kept_ids_K is None else Nucleus.of(batch.kept_ids_K, batch.kept_counts_R, r, device),
         routed_experts_TLK=None if routed is None else tensor(routed, torch.long),
     )  # fmt: skip

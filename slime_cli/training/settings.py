@@ -58,7 +58,7 @@ class Settings:
 
     use_routing_replay: bool = False
     use_rollout_routing_replay: bool = False
-
+    use_top_p_replay: bool = False
     use_opd: bool = False
     opd_type: str | None = None
     opd_kl_coef: float = 1.0

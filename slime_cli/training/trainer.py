@@ -200,6 +200,8 @@ class Trainer:
         Metrics of the corrections. Only the last pipeline stage has any of it, and only it needs any.
         """
         s, mbs = self.settings, [mb for part in parts for mb in part]
+        if s.use_top_p_replay and batch.kept_ids_K is None:
+            raise ValueError("--use-top-p-replay: the batch has no rollout_top_p_token_ids; a custom generate function must fill them in")
         if s.reference:
             with self.tracer.span("ref_log_probs"), self.policy.as_kept("reference"):
                 self._log_probs(parts, "ref_log_probs_R")

@@ -66,6 +66,9 @@ def test_a_sound_run_has_no_warnings():
         ("--use-opd --opd-teacher-url b --rollout-temperature 0.7", "at temperature 1, and would not compare"),
         ("--use-opd --opd-teacher-url b --opd-teacher-timeout 0", "above 0"),
         ("--opd-teacher-url b", "add --use-opd"),
+        ("--use-top-p-replay", "nothing is cut"),
+        ("--use-top-p-replay --rollout-top-p 0.9", "--rollout-top-k -1: it bounds the tokens"),
+        ("--use-top-p-replay --rollout-top-k 5 --use-opd --opd-teacher-url u", "of the whole distribution"),
         ("--keep-old-actor", "no effect with --update-weights-interval 1"),
         ("--keep-old-actor --update-weights-interval 2 --use-rollout-logprobs", "which takes the engine's own numbers"),
         ("--update-weights-interval 0", "it must be at least 1"),
@@ -121,7 +124,8 @@ def test_warnings():
     )
     assert "must come with its own" in check(resolved(base=GOOD.replace("--rm-type math", "--custom-generate-function-path m.f")))[0]
     assert "cannot be resumed" in check(resolved("--no-save-optim"))[0]
-    assert "no longer compare" in check(resolved("--rollout-top-p 0.9"))[0]
+    assert "none of them is the probability that a token was sampled with" in check(resolved("--rollout-top-p 0.9"))[0]
+    assert check(resolved("--rollout-top-p 0.9 --rollout-top-k 50 --use-top-p-replay")) == []
 
 
 def test_which_teacher_follows_from_what_is_given():

@@ -130,7 +130,7 @@ async def test_asks_for_the_response_alone_and_for_no_new_token():
     ],
 )
 async def test_failures_are_counted_by_reason_and_tried_again_where_that_can_help(replies, reason, tries):
-    async with serving(timeout=0.1) as (scripted, asking):
+    async with serving(timeout=0.2 if reason == "teacher_timeout" else 20.0) as (scripted, asking):
         scripted.replies[:] = replies
         failed = {}
         kept = await asking.teach([sample(7)], failed)

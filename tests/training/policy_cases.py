@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import torch
-from layout_cases import GRPO, MANIFEST, PLAIN, REWARD_KL, Session, differing, global_batch, weights
+from layout_cases import GRPO, MANIFEST, PLAIN, REWARD_KL, VOCABULARY, Session, differing, global_batch, rows, weights
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
 from slime_cli.errors import EngineError, UsageError
-from slime_cli.training import advantages
+from slime_cli.training import advantages, heads
 from slime_cli.training.settings import Settings
 
 
@@ -200,6 +201,35 @@ def by_hand(batch, s: Settings, now: dict[int, float], old: dict[int, float]) ->
     return total
 
 
+def nucleus(session: Session) -> dict:
+    """What sampling left, ragged and for some tokens nothing: log-probabilities among it, chunk by chunk, against the logits."""
+    batch, rng = global_batch(), np.random.default_rng(5)
+    targets = [t for row in rows(batch) for t in row["tokens"][len(row["tokens"]) - row["response"] :].tolist()]
+    kept = [[] if rng.random() < 0.2 else sorted({t, *rng.integers(0, VOCABULARY, rng.integers(0, 9)).tolist()}) for t in targets]
+    columns = {"kept_ids_K": np.array([i for ids in kept for i in ids], np.int64), "kept_counts_R": np.array(list(map(len, kept)), np.int64)}
+    cut = dataclasses.replace(batch, **columns)
+    settings = dataclasses.replace(GRPO, use_top_p_replay=True, max_tokens=64, log_probs_chunk_size=3)
+    trainer = session.trainer("untied", settings, [])
+    parts, _ = trainer._parts(cut)
+
+    def whole(mb, **given):
+        return gather_from_tensor_model_parallel_region(heads.logits(mb, **given))
+
+    worst, count = 0.0, 0
+    trainer._log_probs(parts, "ref_log_probs_R")
+    for mb, logits_RV in ((mb, out) for part in parts for mb, out in zip(part, trainer.policy.forward(part, whole))):
+        for row, got, logits_V in zip(mb.rows_R, mb.ref_log_probs_R.double().tolist(), logits_RV.double()):
+            among_V = logits_V[kept[row]] if kept[row] else logits_V
+            worst, count = max(worst, abs(got - float(logits_V[targets[row]] - among_V.logsumexp(0)))), count + 1
+    out = {"worst": worst, "count": count, "cut": trainer.train(cut), "whole": session.trainer("untied", GRPO, []).train(batch)}
+    try:
+        trainer.train(batch)
+        out["missing"] = ""
+    except ValueError as error:
+        out["missing"] = str(error)
+    return out
+
+
 def user_weights(session: Session) -> dict:
     """slime's hooks that weigh tokens, against slime's own ways to the same end."""
 
@@ -256,5 +286,5 @@ def critic(session: Session) -> dict:
 def everything(session: Session) -> dict:
     torch.manual_seed(0)
     out = {"frozen": frozen(session), "forgotten": forgotten(session), "hooked": hooked(session), "taught": taught(session)}
-    out |= {"endpoint": endpoint(session), "old_actor": old_actor(session), "user_weights": user_weights(session)}
+    out |= {"endpoint": endpoint(session), "old_actor": old_actor(session), "user_weights": user_weights(session), "nucleus": nucleus(session)}
     return out | {"critic": critic(session), "not_finite": not_finite(session)}

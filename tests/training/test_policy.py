@@ -1,5 +1,7 @@
 """What ``policy_cases.py`` found on genuine Megatron, in one process and on two data-parallel ranks."""
 
+import math
+
 import layout_launch
 import numpy as np
 import pytest
@@ -103,6 +105,16 @@ def test_a_users_weights_of_tokens(layout):
     assert got["own_tis"]["mine"] == pytest.approx(got["tis"]["mismatch_ratio"], rel=1e-5) and got["measured"]["mine"] > 0
     first = got["per_token"]
     assert first["thousandth"]["pg_loss"] == pytest.approx(first["plain"]["pg_loss"] / 1000, rel=0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_log_probs_among_what_sampling_left(layout):
+    ranks = found(layout, "nucleus")
+    for got in ranks:
+        assert got["worst"] < 1e-5 and got["count"] and "has no rollout_top_p_token_ids" in got["missing"]
+    (got,) = [rank for rank in ranks if rank["cut"]]
+    assert got["cut"]["entropy"] == pytest.approx(got["whole"]["entropy"], rel=1e-5), "of the whole distribution in both"
+    assert got["cut"]["log_probs"] > got["whole"]["log_probs"] + 1 and math.isfinite(got["cut"]["grad_norm"])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
