@@ -18,7 +18,7 @@ from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
 
 ENGINES = ("torch", "megatron-core", "megatron-bridge", "sglang", "sglang-router", "transformers", "ray")
-NOT_IDENTITY = {"run_dir", "rollout_endpoint", "trace", "sglang_router_ip", "sglang_router_port"}
+NOT_IDENTITY = {"run_dir", "rollout_endpoint", "opd_teacher_url", "opd_teacher_timeout", "trace", "sglang_router_ip", "sglang_router_port"}
 """Options that may differ between attempts: they say where, not what."""
 
 

@@ -88,6 +88,10 @@ class Saver:
             self.trainers.call("remove", self._outdated())
             self._prune_rollouts(done.steps[-1].rollout_id)
 
+    def under_way(self) -> list[Step]:
+        """Steps that the next commit has."""
+        return self._saving.steps if self._saving else []
+
     def reference_due(self, rollout_id: int) -> bool:
         """``--ref-update-interval``: the policy as saved after this rollout becomes the reference."""
         interval = self.s["ref_update_interval"]

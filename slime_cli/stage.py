@@ -9,7 +9,7 @@ import json
 import pathlib
 import time
 
-from slime_cli import manifests
+from slime_cli import manifests, publishing
 from slime_cli.buffer.batch import TrainBatch, file_hash, read_parquet, rollout_folder, to_parquet
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.journal import Journal
@@ -22,6 +22,7 @@ from slime_cli.options.resolve import args_namespace
 from slime_cli.rollout.chat import Renderer, check_lengths
 from slime_cli.rollout.evaluate import evaluate
 from slime_cli.rollout.generate import Generator
+from slime_cli.rollout.teacher import Teacher
 from slime_cli.run_dir import append_line
 from slime_cli.saving import Saver
 from slime_cli.training import packing
@@ -47,10 +48,13 @@ class Stage:
         self.say, self.span = conductor.screen.say, conductor.tracer.span
         self.started = time.time()
         self.proofs: list[sync.Proof] = []
-        self.published: str | None = None
+        self.version: str | None = None
         self.journal: Journal | None = None
+        self.teacher: Teacher | None = None
 
     def close(self) -> None:
+        if self.teacher is not None:
+            self.conductor.wait(self.teacher.close())
         if self.journal is not None:
             self.journal.close()
 
@@ -68,12 +72,16 @@ class Stage:
             self.version = version_name(self.step)
             return
         self.saver.check()
-        self._prepare_trainers(committed)
+        if self.policy and self.s["opd_type"] == "sglang":
+            self.teacher = Teacher(self.s["opd_teacher_url"], self.s["opd_teacher_timeout"])
+            self.conductor.wait(self.teacher.check(self.renderer.tokenizer, architecture.vocabulary(self.conductor.model)))
+        behind = self._behind()
+        self._prepare_trainers(committed, behind)
         if self.policy:
             client, shape = self.conductor.serving(), self._routed_experts_shape()
             client.engines = self.conductor.engine_urls if shape else None
-            self.generator = Generator(self.args, client, self.conductor.rewards, shape)
-            self._publish()
+            self.generator = Generator(self.args, client, self.conductor.rewards, shape, self.teacher)
+            self._send(behind) if behind else self._publish()
             if not self.s["skip_eval_before_train"] and not first:
                 self._evaluate()
         if self.journal.get("stopped"):
@@ -99,6 +107,8 @@ class Stage:
         s = self.s
         config = architecture.read_config(self.conductor.model)
         check_lengths(s["rollout_max_response_len"] if self.policy else None, config.get("max_position_embeddings"), s["rollout_max_prompt_len"])
+        if self.policy and s["use_top_p_replay"] and s["rollout_top_k"] > (rows := architecture.vocabulary(self.conductor.model)):
+            raise UsageError(f"--rollout-top-k {s['rollout_top_k']} with a vocabulary of {rows}", "lower it: the engine is asked for so many tokens")
         self.renderer = Renderer(
             self.conductor.model, apply_chat_template=s["apply_chat_template"], template_kwargs=s["apply_chat_template_kwargs"],
             max_prompt=s["rollout_max_prompt_len"],
@@ -126,7 +136,7 @@ class Stage:
             return self.s["num_rollout"]
         return max(1, len(self.source) * (self.s["num_epoch"] or 1) // self.s["rollout_batch_size"])
 
-    def _prepare_trainers(self, committed) -> None:
+    def _prepare_trainers(self, committed, behind: pathlib.Path | None) -> None:
         """Weights: HF, then the stage before (or --load, --ref-load), then this stage's own last commit."""
         s = self.s
         self.say(f"{self.name}: Megatron builds the model")
@@ -139,7 +149,7 @@ class Stage:
             others = {}
             if settings.reference:
                 others["reference"] = self.saver.updated_reference() or (s["ref_load"] if s["load"] else None)
-            if settings.use_opd:
+            if settings.use_opd and settings.opd_type == "megatron":
                 others["teacher"] = s["opd_teacher_load"]
             for name, root in others.items():
                 if root:
@@ -150,6 +160,9 @@ class Stage:
             for name, root in others.items():
                 if not root:
                     self.trainers.call("keep", name)
+            if behind and settings.keep_old_actor:
+                self.trainers.call("load_published", str(behind))
+                self.trainers.call("keep", "old_actor")
             if committed:
                 if found := checkpoints.damage(committed.checkpoint):
                     fix = f"restore it, or start another --run-dir with --load {self.saver.root}, which takes the newest whole one"
@@ -193,14 +206,14 @@ class Stage:
             self.saver.commit(wait=False)
             with self.span("train"):
                 batch = TrainBatch.from_samples(samples, self.s["reward_key"])
-                found = self.trainers.train(batch)
+                found = self.trainers.train(batch, not self.policy or self.version == version_name(self.step))
             for part in packing.split_steps(batch.sample_index_N.tolist(), self.s["num_steps_per_rollout"] or 1):
                 self.step += 1
                 self.saver.trained(self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part)))
             stopped = self._low_enough({f"train/{k}": v for k, v in found.items()})
             if last or stopped or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0 or self.saver.reference_due(rollout_id):
                 self.saver.save(seconds=self.seconds(), stopped=stopped)
-            if self.policy:
+            if self.policy and publishing.due(self.s, rollout_id, self._num_rollouts()):
                 self._publish()
             line = self._line(rollout_id, samples, batch, dropped, found, time.time() - begun)
         append_line(self.conductor.run_dir / "metrics.jsonl", line)
@@ -214,8 +227,9 @@ class Stage:
         if self.policy:
             if "train/grad_norm" not in line:
                 return f"reward {line['reward_mean']:.3f}  critic alone: value loss {line['train/value_loss']:.3f}"
-            diff = line["train/train_rollout_logprob_abs_diff_max"]
-            return f"reward {line['reward_mean']:.3f}  grad {line['train/grad_norm']:.2f}  logprob diff {diff:.1e}"
+            diff = line.get("train/train_rollout_logprob_abs_diff_max")
+            compared = "" if diff is None else f"  logprob diff {diff:.1e}"
+            return f"reward {line['reward_mean']:.3f}  grad {line['train/grad_norm']:.2f}{compared}"
         return f"loss {line['train/loss']:.3f}"
 
     def _low_enough(self, line: dict) -> bool:
@@ -281,7 +295,8 @@ class Stage:
         reward_N, first_N = execution_rewards(batch.rewards_N, batch.sample_index_N)
         rewards = reward_N[first_N].tolist()
         line = {
-            "stage": self.name, "rollout_id": rollout_id, "step": self.step, "weight_version": version_name(self.step),
+            "stage": self.name, "rollout_id": rollout_id, "step": self.step,
+            "weight_version": self.version if self.policy else version_name(self.step),
             "seconds": seconds, "samples": len(samples), "executions": len(rewards), "dropped": dict(dropped),
             "skipped_prompts": self.buffer.skipped,
         }  # fmt: skip
@@ -293,6 +308,8 @@ class Stage:
                 "groups_without_spread": groups_without_spread(batch.rewards_N, batch.group_index_N, batch.sample_index_N),
                 "retries": self.generator.client.retries,
             }
+            if self.teacher is not None:
+                line["teacher_retries"] = self.teacher.retries
         return line | {f"train/{name}": value for name, value in found.items()}
 
     def final_checkpoint(self) -> str:
@@ -300,19 +317,42 @@ class Stage:
 
     # -- weights and evaluation -----------------------------------------------------------------------------------
 
+    def _step_held(self, saving: bool = False) -> int:
+        """Whose weights the engines held after the last commit, or after the one that is being saved."""
+        steps = [*self.journal.commits(), *(self.saver.under_way() if saving else ())]
+        return publishing.step_held(self.s, steps, self._num_rollouts())
+
+    def _behind(self) -> pathlib.Path | None:
+        """The version that generates what comes after the last commit, where that is not the commit's own."""
+        step = self._step_held()
+        if not self.policy or step == self.step:
+            return None
+        folder = publishing.complete(self.folder, step)
+        if folder is None:
+            self.say(f"{self.name}: the weights of step {step} are gone, so the engines go on with those of step {self.step}")
+        return folder
+
     def _publish(self) -> None:
         """The trainer's present weights into every engine, proven."""
-        self.version = version_name(self.step)
         folder = publish.folder(self.folder, self.step)
         with self.span("publish"):
-            self.trainers.call("publish", str(folder), self.version)
+            self.trainers.call("publish", str(folder), version_name(self.step))
+            if self.s["keep_old_actor"]:
+                self.trainers.call("keep", "old_actor")
+        self._send(folder)
+
+    def _send(self, folder: pathlib.Path) -> None:
+        """A published version into every engine, proven. A resume may need the one that was current at the last commit."""
+        self.version = folder.name
         with self.span("sync"):
             urls = self.conductor.engine_urls()
             sync.load(urls, folder, self.version)
         with self.span("verify"):
             self.proofs = sync.verify(urls, folder, self.version)
+        needed = {self.version, version_name(self._step_held()), version_name(self._step_held(saving=True))}
         for old in sorted(folder.parent.glob("v*"))[:-KEEP_WEIGHTS]:
-            publish.remove(old)
+            if old.name not in needed:
+                publish.remove(old)
 
     def _eval_path(self, step: int) -> pathlib.Path:
         return self.folder / "eval" / f"{step:06d}.json"

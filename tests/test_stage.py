@@ -29,7 +29,7 @@ CAP = 8
 class Trainers:
     """Keeps the batch, and saves nothing."""
 
-    def train(self, batch):
+    def train(self, batch, fresh):
         self.batch = batch
         return {"grad_norm": 1.0}
 

@@ -33,6 +33,12 @@ class TrainBatch:
     """uint8, 1 where the token is trained."""
     rollout_log_probs_R: np.ndarray | None
     """float32; None when no engine generated the samples (SFT)."""
+    teacher_log_probs_R: np.ndarray | None = None
+    """float32; None without a teacher endpoint."""
+    kept_ids_K: np.ndarray | None = None
+    """Tokens that top-p and top-k left at each response token, one after the other; None without ``--use-top-p-replay``."""
+    kept_counts_R: np.ndarray | None = None
+    """How many of them are a response token's; 0 where it was not sampled."""
     routed_experts_TLK: np.ndarray | None = None
     """int16, the experts that the engine chose for each token in each of L layers; the last token of a sample, whose choice no
     engine makes, has the first K. None without ``--use-rollout-routing-replay``."""
@@ -57,13 +63,18 @@ class TrainBatch:
             sample.check()
             if sample.response_length == len(sample.tokens):
                 raise ValueError(f"sample {sample.index} has no prompt token: nothing predicts its first response token")
-        have = [s.rollout_log_probs is not None for s in samples]
-        if any(have) and not all(have):
-            raise ValueError(f"sample {samples[have.index(False)].index} has no rollout_log_probs while others have")
 
         def flat(values, dtype):
             return np.fromiter((x for row in values for x in row), dtype=dtype)
 
+        def column(name: str, dtype=np.float32) -> np.ndarray | None:
+            rows = [getattr(s, name) for s in samples]
+            without = [s.index for s, row in zip(samples, rows) if row is None]
+            if without and len(without) < len(rows):
+                raise ValueError(f"sample {without[0]} has no {name} while others have")
+            return None if without or not rows else flat(rows, dtype)
+
+        kept_ids_K = column("rollout_top_p_token_ids", np.int64)
         return cls(
             sample_index_N=np.array([s.index for s in samples], np.int64),
             group_index_N=np.array([s.group_index for s in samples], np.int64),
@@ -73,7 +84,10 @@ class TrainBatch:
             truncated_N=np.array([s.status.value == "truncated" for s in samples], bool),
             tokens_T=flat([s.tokens for s in samples], np.int64),
             loss_mask_R=flat([s.effective_mask() for s in samples], np.uint8),
-            rollout_log_probs_R=flat([s.rollout_log_probs for s in samples], np.float32) if have and all(have) else None,
+            rollout_log_probs_R=column("rollout_log_probs"),
+            teacher_log_probs_R=column("teacher_log_probs"),
+            kept_ids_K=kept_ids_K,
+            kept_counts_R=None if kept_ids_K is None else flat([np.diff(s.rollout_top_p_token_offsets) for s in samples], np.int64),
             routed_experts_TLK=_routed_experts(samples),
         )
 
@@ -104,7 +118,8 @@ def to_parquet(samples: list[Sample]) -> bytes:
         ("index", pa.int64()), ("group_index", pa.int64()), ("rollout_id", pa.int64()), ("part", pa.int64()), ("status", pa.string()),
         ("prompt", pa.string()), ("response", pa.string()), ("label", pa.string()), ("reward", pa.string()),
         ("tokens", pa.list_(pa.int64())), ("response_length", pa.int64()), ("loss_mask", pa.list_(pa.int8())),
-        ("rollout_log_probs", pa.list_(pa.float32())), ("weight_versions", pa.list_(pa.string())),
+        ("rollout_log_probs", pa.list_(pa.float32())), ("teacher_log_probs", pa.list_(pa.float32())), ("weight_versions", pa.list_(pa.string())),
+        ("rollout_top_p_token_ids", pa.list_(pa.int32())), ("rollout_top_p_token_offsets", pa.list_(pa.int32())),
         ("remove_sample", pa.bool_()), ("metadata", pa.string()), ("rollout_routed_experts", pa.binary()),
         ("routed_experts_shape", pa.list_(pa.int32())),
     ])  # fmt: skip

@@ -51,11 +51,15 @@ class PromptRow:
     """1-based line of a JSONL file, or 1-based row of any other source."""
 
 
+PER_TOKEN = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
+"""Fields of a sample with one entry for each response token, or None."""
+
+
 @dataclasses.dataclass(slots=True)
 class Sample:
     """One response to one prompt occurrence, from dispatch to training.
 
-    ``tokens`` is prompt + response; per-token lists (``loss_mask``, ``rollout_log_probs``) cover the response only.
+    ``tokens`` is prompt + response; the per-token lists (:data:`PER_TOKEN`) cover the response only.
     """
 
     index: int
@@ -73,6 +77,12 @@ class Sample:
     """1 where the token is trained; None means all ones."""
     rollout_log_probs: list[float] | None = None
     """The engine's log-probability of each response token (natural log, after temperature)."""
+    teacher_log_probs: list[float] | None = None
+    """A teacher endpoint's log-probability of each response token (on-policy distillation; at temperature 1)."""
+    rollout_top_p_token_ids: list[int] | None = None
+    """Tokens that top-p and top-k left to choose from, response token after response token (``--use-top-p-replay``)."""
+    rollout_top_p_token_offsets: list[int] | None = None
+    """Where each response token's begin in that list, and its end; nothing between two: the token was not sampled."""
     rollout_routed_experts: bytes | None = None
     """int16 (little endian) [len(tokens) - 1, layers, K]: the K experts that the engine's routers chose for every token but the last."""
     routed_experts_shape: list[int] | None = None
@@ -102,13 +112,20 @@ class Sample:
         """Raises ValueError when the per-token lists do not fit ``response_length``."""
         if not 0 <= self.response_length <= len(self.tokens):
             raise ValueError(f"sample {self.index}: response_length {self.response_length} of {len(self.tokens)} tokens")
-        for name in ("loss_mask", "rollout_log_probs"):
+        for name in PER_TOKEN:
             values = getattr(self, name)
             if values is not None and len(values) != self.response_length:
                 raise ValueError(
                     f"sample {self.index}: {name} has {len(values)} entries for {self.response_length} response tokens"
                 )
 
+        offsets, ids = self.rollout_top_p_token_offsets, self.rollout_top_p_token_ids
+        if (offsets is None) != (ids is None):
+            raise ValueError(f"sample {self.index}: rollout_top_p_token_ids and rollout_top_p_token_offsets go together")
+        if offsets is not None and (
+            len(offsets) != self.response_length + 1 or offsets[0] != 0 or offsets[-1] != len(ids) or sorted(offsets) != list(offsets)
+        ):
+            raise ValueError(f"sample {self.index}: rollout_top_p_token_offsets do not cut {len(ids)} ids for {self.response_length} tokens")
         routes, shape = self.rollout_routed_experts, self.routed_experts_shape
         if routes is not None and len(routes) != 2 * math.prod(shape or ()) * (len(self.tokens) - 1):
             raise ValueError(f"sample {self.index}: rollout_routed_experts has {len(routes)} bytes for {len(self.tokens)} tokens of {shape}")

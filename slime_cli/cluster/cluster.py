@@ -116,8 +116,8 @@ class Trainers:
         answers = self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])
         return next((a for a in answers if a is not None), None)
 
-    def train(self, batch) -> dict[str, float]:
-        return self.call("train", self.ray.put(batch))
+    def train(self, batch, fresh: bool = True) -> dict[str, float]:
+        return self.call("train", self.ray.put(batch), fresh)
 
     def _get(self, references: list) -> list:
         try:

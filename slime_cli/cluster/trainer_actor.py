@@ -72,7 +72,10 @@ class TrainerRank:
     def _hooks(self, settings) -> dict[str, Any]:
         from slime_cli.rollout import hooks
 
-        paths = {"loss": settings.custom_loss_function_path, "advantage": settings.custom_advantage_function_path}
+        paths = {
+            "loss": settings.custom_loss_function_path, "advantage": settings.custom_advantage_function_path,
+            "tis": settings.custom_tis_function_path, "pg_loss_reducer": settings.custom_pg_loss_reducer_function_path,
+        }  # fmt: skip
         return {kind: hooks.load(path, kind) for kind, path in paths.items() if path}
 
     def load(self, path: str, weights_only: bool) -> int:
@@ -80,13 +83,20 @@ class TrainerRank:
         with self.tracer.span("load_checkpoint"):
             return self.trainer.load(path, weights_only=weights_only)
 
+    def load_published(self, folder: str) -> None:
+        """The weights of a published version, an HF folder, into the policy; its optimizer does not hear of them."""
+        from slime_cli.weights.bridge import Bridge
+
+        with self.tracer.span("load_published"):
+            Bridge(folder, self.trainer.args.params_dtype).load(self.trainer.policy.model)
+
     def keep(self, name: str) -> None:
-        """The policy's present weights are kept as ``name``: reference or teacher."""
+        """The policy's present weights are kept as ``name``: reference, teacher or old_actor."""
         self.trainer.policy.keep(name)
 
-    def train(self, batch) -> dict[str, float] | None:
+    def train(self, batch, fresh: bool = True) -> dict[str, float] | None:
         with self.tracer.span("train"):
-            return self.trainer.train(batch)
+            return self.trainer.train(batch, fresh)
 
     def save(self, root: str) -> str:
         """Saves and returns the folder. Durable when every rank has returned, with ``--async-save`` when :meth:`saved` says so."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from slime_cli.errors import UsageError
-from slime_cli.options import own
+from slime_cli.options import off_policy, own
 from slime_cli.options.estimators import GROUP_RELATIVE
 from slime_cli.options.resolve import Resolved
 
@@ -84,7 +84,7 @@ def _required(r: Resolved) -> Iterator[Problem]:
 def _positive(r: Resolved) -> Iterator[Problem]:
     names = (
         "actor_num_nodes actor_num_gpus_per_node rollout_num_gpus_per_engine rollout_batch_size "
-        "n_samples_per_prompt num_steps_per_rollout max_tokens_per_gpu save_interval "
+        "n_samples_per_prompt num_steps_per_rollout update_weights_interval max_tokens_per_gpu save_interval "
         "eval_interval n_samples_per_eval_prompt rollout_max_response_len rollout_max_prompt_len eval_max_response_len "
         "over_sampling_batch_size sglang_server_concurrency rm_timeout rm_workers num_rollout num_epoch keep_rollouts "
         "keep_checkpoints"
@@ -225,6 +225,8 @@ def _algorithm(r: Resolved) -> Iterator[Problem | str]:
     yield from _without_effect(r)
     if (s["loss_type"] == "custom_loss") != bool(s["custom_loss_function_path"]):
         yield "--loss-type custom_loss and --custom-loss-function-path go together", "give both or neither"
+    if s["loss_type"] == "custom_loss" and s["custom_pg_loss_reducer_function_path"]:
+        yield "--custom-pg-loss-reducer-function-path has no effect with --loss-type custom_loss", "reduce the loss in your own function"
     if s["only_train_params_name_list"] and s["freeze_params_name_list"]:
         yield "--only-train-params-name-list and --freeze-params-name-list exclude each other", "keep one of the two"
     if s["loss_type"] == "sft_loss":
@@ -250,9 +252,10 @@ _NEEDS = {
     "ref_update_interval": ("use_kl_loss", "kl_coef"),
     "opsm_delta": ("use_opsm",),
     **{name: ("use_tis",) for name in ("tis_level", "tis_mode", "tis_clip", "tis_clip_low", "tis_batch_normalize")},
+    "custom_tis_function_path": ("use_tis", "get_mismatch_metrics"),
     **{name: ("use_rs",) for name in ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")},
     "opd_kl_coef": ("use_opd",),
-    "opd_teacher_load": ("use_opd",),
+    **{name: ("use_opd",) for name in ("opd_type", "opd_teacher_load", "opd_teacher_url", "opd_teacher_timeout")},
 }
 """Option -> options of which one must be given for it to have an effect."""
 _OF_ESTIMATORS = {
@@ -313,8 +316,9 @@ def _off_policy(r: Resolved) -> Iterator[Problem | str]:
     if s["use_tis"] and s["tis_mode"] == "truncate" and s["tis_clip_low"]:
         yield "--tis-clip-low has no effect with --tis-mode truncate", "use --tis-mode clip"
     yield from _routing(r)
-    if s["use_opd"] and not s["opd_teacher_load"]:
-        yield "--use-opd needs --opd-teacher-load", "give the teacher's Megatron checkpoint (slime convert hf-to-dist makes one)"
+    if s["use_opd"]:
+        yield from off_policy.teacher(r)
+    yield from off_policy.interval(r)
 
 
 def _routing(r: Resolved) -> Iterator[Problem | str]:
@@ -344,7 +348,9 @@ def _sampling(r: Resolved) -> Iterator[Problem | str]:
         if not 0 < s[name] <= 1:
             yield f"--{name.replace('_', '-')} is {s[name]}", "it must be above 0 and at most 1"
     if s["loss_type"] != "sft_loss" and (s["rollout_top_p"] < 1 or s["rollout_top_k"] > 0):
-        yield "--rollout-top-p or --rollout-top-k cuts the distribution: the two probabilities no longer compare"
+        yield from off_policy.cut(r)
+    elif s["use_top_p_replay"]:
+        yield "--use-top-p-replay has no effect: nothing is cut", "add --rollout-top-p with --rollout-top-k"
 
 
 def _reward(r: Resolved) -> Iterator[Problem | str]:

@@ -31,6 +31,8 @@ def derived(slime: dict[str, Any], megatron: dict[str, Any]) -> dict[tuple[str, 
         found["slime", "grpo_std_normalization"] = False
     if slime["advantage_estimator"] in WHITENED:
         found["slime", "normalize_advantages"] = True  # part of both methods
+    if slime["use_opd"] and slime["opd_type"] is None and bool(slime["opd_teacher_url"]) != bool(slime["opd_teacher_load"]):
+        found["slime", "opd_type"] = "sglang" if slime["opd_teacher_url"] else "megatron"
     if slime["rollout_num_gpus"] is None:
         found["slime", "rollout_num_gpus"] = _engine_devices(slime)
     if slime["use_routing_replay"] or slime["use_rollout_routing_replay"]:

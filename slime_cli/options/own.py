@@ -140,6 +140,7 @@ _ALGORITHM = (
     ("--advantage-estimator", "str", "grpo", "How rewards become advantages, and the policy loss that goes with it.",
      {"choices": ESTIMATORS}),
     ("--custom-advantage-function-path", "str", None, "Function that computes advantages and returns in the estimator's place."),
+    ("--custom-pg-loss-reducer-function-path", "str", None, "Function that says how the policy loss is summed over tokens."),
     ("--disable-grpo-std-normalization", "flag", True, "Do not divide a group's rewards by their spread (Dr. GRPO)."),
     ("--disable-rewards-normalization", "flag", True, "Take rewards as advantages without comparing within the group."),
     ("--normalize-advantages", "flag", False, "Whiten advantages over the global batch; always so with reinforce_plus_plus*."),
@@ -170,6 +171,9 @@ _ALGORITHM = (
 _OFF_POLICY = (
     ("--use-rollout-logprobs", "flag", False, "Take the engine's log-probabilities as those of the old policy."),
     ("--get-mismatch-metrics", "flag", False, "Measure how far the engine's policy is from the trainer's before the first step."),
+    ("--update-weights-interval", "int", 1, "Rollouts after which the engines get new weights; before an evaluation and at the end, always."),
+    ("--keep-old-actor", "flag", False, "Keep the weights that the engines hold, and take the old policy's log-probabilities from them."),
+    ("--use-top-p-replay", "flag", False, "Take log-probabilities among the tokens that top-p and top-k left to choose from."),
     ("--use-opsm", "flag", False, "Leave out samples with a negative advantage that the policy has moved away from already."),
     ("--opsm-delta", "float", 1e-4, "Mean log-probability gap above which --use-opsm leaves a sample out."),
     ("--use-tis", "flag", False, "Weight the policy loss by the ratio of the trainer's old policy to the engine's."),
@@ -180,6 +184,7 @@ _OFF_POLICY = (
     ("--tis-clip", "float", 2.0, "Upper bound of that ratio."),
     ("--tis-clip-low", "float", 0.0, "Lower bound of that ratio."),
     ("--tis-batch-normalize", "flag", False, "Scale the weights so that their mean over the global batch is 1."),
+    ("--custom-tis-function-path", "str", None, "Function that weighs the tokens in place of the options above."),
     ("--use-rs", "flag", False, "Reject what the two policies disagree about too much."),
     ("--rs-level", "str", "token", "Compare at a token, over the sample, or as the sample's geometric mean.",
      {"choices": ("token", "sequence", "geometric")}),
@@ -190,7 +195,11 @@ _OFF_POLICY = (
     ("--use-rollout-routing-replay", "flag", False, "Send tokens to the experts that the engine chose, in every pass of the policy."),
     ("--use-opd", "flag", False, "On-policy distillation: take the gap to a teacher's log-probabilities off the advantage."),
     ("--opd-kl-coef", "float", 1.0, "Weight of that gap."),
+    ("--opd-type", "str", None, "What the teacher is: an SGLang endpoint, or weights in Megatron; follows from which of the two is given.",
+     {"choices": ("sglang", "megatron")}),
     ("--opd-teacher-load", "str", None, "Megatron checkpoint of the teacher: same architecture as the policy."),
+    ("--opd-teacher-url", "str", None, "SGLang endpoint of the teacher, http://HOST:PORT/generate, or a serve-rollout's endpoint.json."),
+    ("--opd-teacher-timeout", "float", 120.0, "Seconds after which one request to the teacher is tried again, or given up and counted."),
 )  # fmt: skip
 _RUN = (
     ("--run-dir", "str", None, "Folder of the run: run.json, journal, rollouts, metrics, trace."),

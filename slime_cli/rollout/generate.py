@@ -13,10 +13,11 @@ from typing import Any
 
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.types import Sample, Status, executions
-from slime_cli.rollout import hooks
+from slime_cli.rollout import hooks, nucleus
 from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
 from slime_cli.rollout.pool import RewardFailure
 from slime_cli.rollout.rewards import RewardPool
+from slime_cli.rollout.teacher import Teacher
 
 
 @dataclasses.dataclass
@@ -32,10 +33,12 @@ class Generator:
     """Turns leased groups into rewarded ones. ``args`` is what hooks get."""
 
     def __init__(
-        self, args: types.SimpleNamespace, client: RouterClient, rewards: RewardPool, routed_experts_shape: list[int] | None = None
-    ):
+        self, args: types.SimpleNamespace, client: RouterClient, rewards: RewardPool, routed_experts_shape: list[int] | None = None,
+        teacher: Teacher | None = None,
+    ):  # fmt: skip
         """``routed_experts_shape``: layers and experts a token, where the engines are to say which experts they chose."""
         self.args, self.client, self.rewards, self.routed_experts_shape = args, client, rewards, routed_experts_shape
+        self.teacher = teacher
         self.custom = hooks.load(args.custom_generate_function_path, "generate") if args.custom_generate_function_path else None
         path = args.dynamic_sampling_filter_path
         self.filter = hooks.load(path, "dynamic_filter") if path else None
@@ -79,6 +82,8 @@ class Generator:
             if reason := _failure(siblings):
                 failed[leased.index] = reason
         whole = [s for siblings in made for s in siblings if s.index not in failed]
+        if self.teacher:
+            whole = await self.teacher.teach(whole, failed)
         for sample, reward in zip(whole, await self.rewards.score_group(whole, self.args), strict=True):
             if isinstance(reward, RewardFailure):
                 failed.setdefault(sample.index, f"reward_{reward.kind}")
@@ -111,18 +116,22 @@ class Generator:
 
         What each of them ended in, in order: itself, or the siblings that the function fanned it out into.
         """
-        params = params or self.sampling_params()
+        training, params = params is None, params or self.sampling_params()
         if not group.pending:
             return []
         if self.custom:
             return await asyncio.gather(*(self._custom(sample, params, group.rendered.tokens) for sample in group.pending))
+        replay = training and self.args.use_top_p_replay
         body = {"input_ids": group.rendered.tokens, "sampling_params": params | {"n": len(group.pending)}, "return_logprob": True}
+        body |= nucleus.request(self.args.rollout_top_k) if replay else {}
         if self.routed_experts_shape:
             body["return_routed_experts"] = True
         for sample, answer in zip(group.pending, await self.client.generate(body), strict=True):
             fill(sample, group.rendered.tokens, answer)
             if self.routed_experts_shape:
                 fill_routed_experts(sample, answer, self.routed_experts_shape)
+            if replay:
+                nucleus.fill(sample, answer, self.args.rollout_top_p)
         return [[sample] for sample in group.pending]
 
     async def _custom(self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int]) -> list[Sample]:

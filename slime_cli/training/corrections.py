@@ -11,6 +11,7 @@ sequence and geometric levels (MIS, slime's and verl's rollout correction).
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -54,12 +55,22 @@ def bounded(ratio_R: np.ndarray, mode: str, low: float, high: float) -> np.ndarr
     raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
 
 
-def correct(settings, old_log_probs_R: np.ndarray, rollout_log_probs_R: np.ndarray, shape: Shape) -> Correction:
-    """Weights by ``settings`` (``use_tis``, ``tis_*``, ``use_rs``, ``rs_*``), and what they did."""
+Custom = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, dict[str, float]]]
+"""A user's weights [R] and metrics, of the old and the engine's log-probabilities."""
+
+
+def correct(
+    settings, old_log_probs_R: np.ndarray, rollout_log_probs_R: np.ndarray, shape: Shape, custom: Custom | None = None
+) -> Correction:
+    """Weights by ``settings`` (``use_tis``, ``tis_*``, ``use_rs``, ``rs_*``), and what they did. ``custom`` takes the place of
+    the ``tis_*``; without ``use_tis`` only its metrics count."""
     s, mask_R = settings, shape.mask_R
     gap_R = shape.masked(old_log_probs_R) - shape.masked(rollout_log_probs_R)
     weights_R, metrics = mask_R.astype(np.float64), mismatch(gap_R, shape)
-    if s.use_tis:
+    if custom is not None:
+        custom_R, theirs = custom(old_log_probs_R, rollout_log_probs_R)
+        weights_R, metrics = custom_R if s.use_tis else weights_R, metrics | theirs
+    elif s.use_tis:
         ratio_R = np.exp(np.clip(log_weights(gap_R, s.tis_level, shape), -LIMIT, LIMIT))
         weights_R = np.where(mask_R, bounded(ratio_R, s.tis_mode, s.tis_clip_low, s.tis_clip), 0.0)
         metrics["tis_clipfrac"] = float((weights_R[mask_R] != ratio_R[mask_R]).mean()) if mask_R.any() else 0.0

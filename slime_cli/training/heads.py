@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 import torch
+from megatron.core import mpu
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch.utils.checkpoint import checkpoint
 
@@ -64,16 +65,20 @@ def values(mb: MicroBatch, **given) -> torch.Tensor:
 def log_probs(mb: MicroBatch, *, temperature: float, entropy: str = "no", chunk: int | None = None, **given) -> torch.Tensor:
     """Log-probability of each response token, and its position's entropy where asked: float32 [2, R] (zeros without).
 
-    ``entropy``: ``no``, ``value`` (without a gradient) or ``gradient``.
+    ``entropy``: ``no``, ``value`` (without a gradient) or ``gradient``. Where the micro-batch says what sampling had left to
+    choose from, the log-probability is the one among that; the entropy is of the whole distribution always.
     """
     project = projector(**given)
     rows_R1H = hidden_rows(given["hidden_states"], mb, given["config"].sequence_parallel)
     width = given["output_layer"].output_size_per_partition
     chunk = chunk or max(1, CHUNK_BYTES // (4 * width))
 
-    def of_chunk(rows_C1H, targets_C):
+    vocabulary = range(mpu.get_tensor_model_parallel_rank() * width, (mpu.get_tensor_model_parallel_rank() + 1) * width)
+
+    def of_chunk(rows_C1H, targets_C, first):
         logits_CV = project(rows_C1H)
-        out_C = token_log_probs(logits_CV, targets_C, temperature)
+        keep_CV = None if mb.nucleus is None else mb.nucleus.keep(first, len(targets_C), vocabulary)
+        out_C = token_log_probs(logits_CV, targets_C, temperature, keep_CV)
         if entropy == "no":
             return torch.stack([out_C, torch.zeros_like(out_C)])
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "gradient"):
@@ -81,6 +86,7 @@ def log_probs(mb: MicroBatch, *, temperature: float, entropy: str = "no", chunk:
         return torch.stack([out_C, entropy_C])
 
     if len(rows_R1H) <= chunk:
-        return of_chunk(rows_R1H, mb.targets_R)
+        return of_chunk(rows_R1H, mb.targets_R, 0)
     again = functools.partial(checkpoint, of_chunk, use_reentrant=False) if torch.is_grad_enabled() else of_chunk
-    return torch.cat([again(h, t) for h, t in zip(rows_R1H.split(chunk), mb.targets_R.split(chunk))], dim=1)
+    firsts = range(0, len(rows_R1H), chunk)
+    return torch.cat([again(h, t, i) for h, t, i in zip(rows_R1H.split(chunk), mb.targets_R.split(chunk), firsts)], dim=1)

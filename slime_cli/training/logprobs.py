@@ -5,12 +5,17 @@ from megatron.core import mpu
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 
 
-def token_log_probs(logits_TV: torch.Tensor, targets_T: torch.Tensor, temperature: float) -> torch.Tensor:
+def token_log_probs(
+    logits_TV: torch.Tensor, targets_T: torch.Tensor, temperature: float, keep_TV: torch.Tensor | None = None
+) -> torch.Tensor:
     """Log-probability of each target under ``softmax(logits / temperature)``, float32 [T], differentiable.
 
     ``logits_TV`` is this rank's vocabulary slice ``[T, V / tp]``; targets are ids of the whole vocabulary.
+    ``keep_TV`` (bool, as the logits): the softmax is over these alone, which the target must be one of.
     """
     scaled_TV = logits_TV.float() if temperature == 1.0 else logits_TV.float() / temperature
+    if keep_TV is not None:
+        scaled_TV = scaled_TV.masked_fill(~keep_TV, -torch.inf)
     # Megatron's loss wants [s, b, V] and may overwrite its input, which is ours alone only where .float() made a copy.
     scaled_TV = scaled_TV.clone() if scaled_TV.data_ptr() == logits_TV.data_ptr() else scaled_TV
     return -vocab_parallel_cross_entropy(scaled_TV.unsqueeze(1), targets_T.unsqueeze(1)).squeeze(1)

@@ -11,6 +11,7 @@ import torch
 
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.training import packs
+from slime_cli.training.nucleus import Nucleus
 
 
 @dataclasses.dataclass
@@ -35,6 +36,8 @@ class MicroBatch:
     rows_R: np.ndarray
     """Where each response token is in the batch's own ``_R`` columns; empty for a filler."""
     rollout_log_probs_R: torch.Tensor | None
+    nucleus: Nucleus | None = None
+    """What log-probabilities are taken among, where sampling was cut; None: the whole vocabulary."""
     advantages_R: torch.Tensor | None = None
     returns_R: torch.Tensor | None = None
     old_log_probs_R: torch.Tensor | None = None
@@ -42,7 +45,7 @@ class MicroBatch:
     teacher_log_probs_R: torch.Tensor | None = None
     old_values_R: torch.Tensor | None = None
     correction_R: torch.Tensor | None = None
-    """What an off-policy correction multiplies the policy loss with."""
+    """What the policy loss is multiplied by: an off-policy correction, a user's reducer."""
     routed_experts_TLK: torch.Tensor | None = None
     """Experts that the engine chose for each of this rank's tokens in all layers of the model."""
     routes: dict[tuple[int, int], torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -81,8 +84,6 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
     sizes, real_T = lengths.tolist(), np.concatenate([real_T, np.zeros(padding, bool)])
     if padding:
         tokens, sizes = np.concatenate([tokens, np.zeros(padding, np.int64)]), [*sizes, padding * cut.size]
-    rollout = batch.rollout_log_probs_R
-    rollout = None if rollout is None else (rollout[r] if len(r) else np.zeros(1, np.float32))
 
     routed = batch.routed_experts_TLK
     if routed is not None:  # what is padding goes to the first experts
@@ -91,11 +92,16 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
         routed = anywhere
 
     def tensor(values, dtype):
-        return None if values is None else torch.as_tensor(values, dtype=dtype).to(device)
+        return torch.as_tensor(values, dtype=dtype).to(device)
+
+    def column(values_R):
+        return None if values_R is None else tensor(values_R[r] if len(r) else np.zeros(1), torch.float32)
 
     return MicroBatch(
         positions=list(positions), tokens_T=tensor(tokens, torch.long), padding_T=tensor(~real_T if len(p) else real_T, torch.bool), pack=packs.pack(sizes, device, cut),
         where_R=tensor(where, torch.long), targets_R=tensor(targets, torch.long), mask_R=tensor(mask, torch.bool),
         weight_R=tensor(weight, torch.float32), sample_R=tensor(owners, torch.long), rows_R=r,
-        rollout_log_probs_R=tensor(rollout, torch.float32), routed_experts_TLK=tensor(routed, torch.long),
+        rollout_log_probs_R=column(batch.rollout_log_probs_R), teacher_log_probs_R=column(batch.teacher_log_probs_R),
+        nucleus=None if batch.kept_ids_K is None else Nucleus.of(batch.kept_ids_K, batch.kept_counts_R, r, device),
+        routed_experts_TLK=None if routed is None else tensor(routed, torch.long),
     )  # fmt: skip

@@ -38,8 +38,10 @@ class Settings:
     use_opsm: bool = False
     opsm_delta: float = 1e-4
     custom_loss_function_path: str | None = None
+    custom_pg_loss_reducer_function_path: str | None = None
 
     use_rollout_logprobs: bool = False
+    keep_old_actor: bool = False
     get_mismatch_metrics: bool = False
     use_tis: bool = False
     tis_level: str = "token"
@@ -47,6 +49,7 @@ class Settings:
     tis_clip: float = 2.0
     tis_clip_low: float = 0.0
     tis_batch_normalize: bool = False
+    custom_tis_function_path: str | None = None
     use_rs: bool = False
     rs_level: str = "token"
     rs_lower_bound: float = 0.5
@@ -55,8 +58,9 @@ class Settings:
 
     use_routing_replay: bool = False
     use_rollout_routing_replay: bool = False
-
+    use_top_p_replay: bool = False
     use_opd: bool = False
+    opd_type: str | None = None
     opd_kl_coef: float = 1.0
 
     value_clip: float = 0.2

@@ -25,7 +25,7 @@ from slime_cli.buffer.batch import TrainBatch
 from slime_cli.manifests import checkpoints
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training import advantages, balance, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model
-from slime_cli.training import objective, packing, packs, routing
+from slime_cli.training import objective, packing, packs, routing, user_weights
 from slime_cli.training.network import Network
 from slime_cli.training.settings import Settings
 
@@ -95,12 +95,15 @@ class Trainer:
 
     # -- a rollout ----------------------------------------------------------------------------------------------------
 
-    def train(self, batch: TrainBatch) -> dict[str, float] | None:
-        """Every optimizer step of one rollout. Metrics on the one rank that reports, None on the others."""
+    def train(self, batch: TrainBatch, fresh: bool = True) -> dict[str, float] | None:
+        """Every optimizer step of one rollout. Metrics on the one rank that reports, None on the others.
+
+        ``fresh``: the engines generated it with the weights that the policy has now, not with earlier ones.
+        """
         s = self.settings
         with self.tracer.span("data"):
             parts, dropped = self._parts(batch)
-        found = self._prepare(batch, parts) if s.policy else {}
+        found = self._prepare(batch, parts, fresh) if s.policy else {}
         if s.reset_optimizer_states:
             for network in filter(None, (self.policy, self.critic)):
                 network.forget()
@@ -191,19 +194,24 @@ class Trainer:
         weights_N = losses.sample_weights(torch.from_numpy(sums_N), torch.from_numpy(executions_N), of_step, per_token).numpy()
         return weights_N / max(int(sums_N[list(positions)].sum()), 1) if per_token else weights_N
 
-    def _prepare(self, batch: TrainBatch, parts: list[Part]) -> dict[str, float]:
+    def _prepare(self, batch: TrainBatch, parts: list[Part], fresh: bool = True) -> dict[str, float]:
         """Gives every micro-batch its old and reference log-probabilities, advantages, returns and corrections.
 
         Metrics of the corrections. Only the last pipeline stage has any of it, and only it needs any.
         """
         s, mbs = self.settings, [mb for part in parts for mb in part]
+        if s.use_top_p_replay and batch.kept_ids_K is None:
+            raise ValueError("--use-top-p-replay: the batch has no rollout_top_p_token_ids; a custom generate function must fill them in")
         if s.reference:
             with self.tracer.span("ref_log_probs"), self.policy.as_kept("reference"):
                 self._log_probs(parts, "ref_log_probs_R")
-        if s.use_opd:
+        if s.use_opd and s.opd_type == "sglang":
+            if batch.teacher_log_probs_R is None:
+                raise ValueError("--opd-type sglang: the batch has no teacher_log_probs, which its rollout should have asked for")
+        elif s.use_opd:
             with self.tracer.span("teacher_log_probs"), self.policy.as_kept("teacher"):
                 self._log_probs(parts, "teacher_log_probs_R")
-        self._old_log_probs(parts)
+        self._old_log_probs(parts, fresh)
         if self.critic:
             with self.tracer.span("values"):
                 for part in parts:
@@ -214,16 +222,24 @@ class Trainer:
         with self.tracer.span("advantages"):
             return self._attach(batch, mbs)
 
-    def _old_log_probs(self, parts: list[Part]) -> None:
+    def _old_log_probs(self, parts: list[Part], fresh: bool = True) -> None:
         s = self.settings
+        generated_with_kept = s.keep_old_actor and not fresh
+        for step, part in enumerate(parts):
+            for mb in part:
+                mb.on_policy = generated_with_kept or (fresh and not (s.use_rollout_logprobs and step))
+                if s.use_rollout_logprobs:
+                    mb.old_log_probs_R = mb.rollout_log_probs_R
         if s.use_rollout_logprobs:
-            for step, part in enumerate(parts):
-                for mb in part:
-                    mb.old_log_probs_R, mb.on_policy = mb.rollout_log_probs_R, step == 0
+            return
+        how = routing.RECORD if s.records_routing else self._routing
+        if generated_with_kept:
+            with self.tracer.span("old_log_probs"), self.policy.as_kept("old_actor"):
+                self._log_probs(parts, "old_log_probs_R", how)
         elif len(parts) > 1 or s.corrected or s.kl_coef or s.use_opd or s.use_routing_replay:
             # Else the policy has not moved when its one step begins, and its own log-probabilities are the old ones.
             with self.tracer.span("log_probs"):
-                self._log_probs(parts, "old_log_probs_R", routing.RECORD if s.records_routing else self._routing)
+                self._log_probs(parts, "old_log_probs_R", how)
 
     def _log_probs(self, parts: list[Part], column: str, how: str = routing.FREE) -> None:
         for part in parts:
@@ -252,14 +268,19 @@ class Trainer:
                 s, batch.rewards_N, batch.group_index_N, shape, executions_N=batch.sample_index_N,
                 kl_R=kl_R, values_R=values_R, distil_R=distil_R,
             )  # fmt: skip
-        found = {}
+        found, factor_R = {}, None
         if s.corrected:
-            correction = corrections.correct(s, whole("old_log_probs_R"), batch.rollout_log_probs_R, shape)
-            found = correction.metrics
+            custom = None
+            if "tis" in self.hooks:
+                custom = functools.partial(user_weights.importance, self.hooks["tis"], self.hook_args, batch.lengths_N, shape=shape)
+            correction = corrections.correct(s, whole("old_log_probs_R"), batch.rollout_log_probs_R, shape, custom)
+            found, factor_R = correction.metrics, correction.weights_R if s.use_tis or s.use_rs else None
+        if "pg_loss_reducer" in self.hooks:
+            factor_R = self._reducer_factor(batch, shape) * (1.0 if factor_R is None else factor_R)
         for mb in mbs:
             mb.advantages_R, mb.returns_R = mb.take(advantages_R), mb.take(returns_R)
-            if s.use_tis or s.use_rs:
-                mb.correction_R = mb.take(correction.weights_R)
+            if factor_R is not None:
+                mb.correction_R = mb.take(factor_R)
         if distil_R is not None:
             gap = distil_R[shape.mask_R] if shape.mask_R.any() else np.zeros(1)
             found |= {"opd_reverse_kl": float(gap.mean()), "opd_gap_abs": float(np.abs(gap).mean())}
@@ -273,6 +294,19 @@ class Trainer:
     def hook_args(self) -> types.SimpleNamespace:
         """What a user's function gets as ``args``: Megatron's arguments, and over them the settings of this stage."""
         return types.SimpleNamespace(**(vars(self.args) | vars(self.settings)))
+
+    def _reducer_factor(self, batch: TrainBatch, shape: advantages.Shape) -> np.ndarray:
+        """What the policy loss of each token is multiplied by so that the mean becomes what a user's reducer makes of it, [R]."""
+        per_token, out_R = self.args.calculate_per_token_loss, np.zeros(len(shape.mask_R))
+        for positions in packing.split_steps(batch.sample_index_N.tolist(), self.settings.num_steps_per_rollout):
+            n, rows = sorted(positions), np.isin(shape.owner_R, positions)
+            weights_R = user_weights.reduction(
+                self.hooks["pg_loss_reducer"], batch.lengths_N[n], batch.response_lengths_N[n], shape.mask_R[rows], per_token
+            )
+            counted = max(int(shape.mask_R[rows].sum()), 1) if per_token else len(np.unique(batch.sample_index_N[n]))
+            ours_R = self._weights(batch, positions)[shape.owner_R[rows]]
+            out_R[rows] = np.divide(weights_R / counted, ours_R, out=np.zeros_like(weights_R), where=ours_R > 0)
+        return out_R
 
     def _custom_advantages(self, batch: TrainBatch, shape: advantages.Shape, kl_R, values_R) -> tuple[np.ndarray, np.ndarray]:
         """``--custom-advantage-function-path``: sets ``advantages`` (and ``returns``, if it has a critic), both [R]."""

@@ -37,6 +37,12 @@ def read_config(checkpoint: str) -> dict[str, Any]:
         raise DataError(f"{path}: not JSON ({error})", "download or export the checkpoint again") from None
 
 
+def vocabulary(checkpoint: str) -> int:
+    """Rows of the embedding; a model of several modalities has them in its text config."""
+    config = read_config(checkpoint)
+    return (config if "vocab_size" in config else config["text_config"])["vocab_size"]
+
+
 def name(config: dict[str, Any]) -> str:
     """The HF architecture, ``?`` when the config does not say."""
     return (config.get("architectures") or ["?"])[0]

@@ -59,10 +59,23 @@ def test_a_sound_run_has_no_warnings():
         ("--use-tis --tis-clip-low 3", "--tis-clip-low 3.0 and --tis-clip 2.0"),
         ("--use-tis --tis-mode truncate --tis-clip-low 0.1", "use --tis-mode clip"),
         ("--use-tis --use-rollout-logprobs", "their ratio is 1"),
+        ("--use-opd", "--use-opd needs --opd-teacher-load or --opd-teacher-url"),
+        ("--use-opd --opd-teacher-load a --opd-teacher-url b", "are two teachers"),
+        ("--use-opd --opd-type megatron --opd-teacher-url b", "--opd-type megatron takes --opd-teacher-load, not --opd-teacher-url"),
+        ("--use-opd --opd-type sglang --opd-teacher-load a --opd-teacher-url b", "takes --opd-teacher-url, not --opd-teacher-load |"),
+        ("--use-opd --opd-teacher-url b --rollout-temperature 0.7", "at temperature 1, and would not compare"),
+        ("--use-opd --opd-teacher-url b --opd-teacher-timeout 0", "above 0"),
+        ("--opd-teacher-url b", "add --use-opd"),
+        ("--use-top-p-replay", "nothing is cut"),
+        ("--use-top-p-replay --rollout-top-p 0.9", "--rollout-top-k -1: it bounds the tokens"),
+        ("--use-top-p-replay --rollout-top-k 5 --use-opd --opd-teacher-url u", "of the whole distribution"),
+        ("--keep-old-actor", "no effect with --update-weights-interval 1"),
+        ("--keep-old-actor --update-weights-interval 2 --use-rollout-logprobs", "which takes the engine's own numbers"),
+        ("--update-weights-interval 0", "it must be at least 1"),
+        ("--custom-tis-function-path a.b", "add --use-tis or --get-mismatch-metrics"),
         ("--use-routing-replay --use-rollout-routing-replay", "exclude each other"),
         ("--use-routing-replay --use-rollout-logprobs", "use --use-rollout-routing-replay"),
         ("--use-rollout-routing-replay --moe-router-fusion", "--moe-router-fusion leaves out"),
-        ("--use-opd", "--use-opd needs --opd-teacher-load"),
         ("--opd-kl-coef 2", "add --use-opd"),
         ("--loss-type custom_loss", "go together"),
         ("--use-unbiased-kl", "add --use-kl-loss"),
@@ -111,7 +124,20 @@ def test_warnings():
     )
     assert "must come with its own" in check(resolved(base=GOOD.replace("--rm-type math", "--custom-generate-function-path m.f")))[0]
     assert "cannot be resumed" in check(resolved("--no-save-optim"))[0]
-    assert "no longer compare" in check(resolved("--rollout-top-p 0.9"))[0]
+    assert "none of them is the probability that a token was sampled with" in check(resolved("--rollout-top-p 0.9"))[0]
+    assert check(resolved("--rollout-top-p 0.9 --rollout-top-k 50 --use-top-p-replay")) == []
+
+
+def test_which_teacher_follows_from_what_is_given():
+    assert resolved("--use-opd --opd-teacher-url u").slime["opd_type"] == "sglang"
+    assert resolved("--use-opd --opd-teacher-load l").slime["opd_type"] == "megatron"
+    assert check(resolved("--use-opd --opd-teacher-url u")) == check(resolved("--use-opd --opd-teacher-load l --rollout-temperature 0.7")) == []
+
+
+def test_samples_of_older_weights_want_a_correction():
+    assert "takes samples of older weights for the policy's own" in check(resolved("--update-weights-interval 2"))[0]
+    for correction in ("--keep-old-actor", "--use-rollout-logprobs", "--use-tis"):
+        assert check(resolved(f"--update-weights-interval 2 {correction}")) == []
 
 
 def test_layout_counts_ranks_and_engines():

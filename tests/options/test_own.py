@@ -20,7 +20,7 @@ def test_no_native_flag_is_hidden_by_a_prefix_or_an_own_name():
 def test_dests_and_flags_are_unique_and_every_option_has_a_help():
     assert len({option.dest for option in own.OPTIONS}) == len(own.OPTIONS) == len(own.by_flag())
     assert all(option.help.endswith(".") for option in own.OPTIONS)
-    assert all(option.default in option.choices for option in own.OPTIONS if option.choices)
+    assert all(option.default in (*option.choices, None) for option in own.OPTIONS if option.choices)
 
 
 def test_managed_and_changed_native_options_exist():

@@ -163,15 +163,22 @@ def log_probs() -> dict[str, dict[str, float]]:
     whole_TV[4, 7] = 1e4  # certainty
     targets_T = torch.randint(0, 64, (23,), generator=generator)
     weight_T = torch.randn(23, generator=generator, dtype=torch.float64)
+    keep_TV = (torch.rand(23, 64, generator=generator) < 0.1).scatter(1, targets_T[:, None], True)
+    keep_TV[5] = torch.arange(64) == targets_T[5]  # a slice of the vocabulary in which nothing stays
     mine = slice(rank * 64 // tp, (rank + 1) * 64 // tp)
     out = {}
     for temperature in (1.0, 0.7, 1.5):
         exact_TV = whole_TV.clone().requires_grad_()
         log_p_TV = (exact_TV / temperature).log_softmax(-1)
-        for name, want_T in (("log_probs", log_p_TV[torch.arange(23), targets_T]), ("entropy", -(log_p_TV.exp() * log_p_TV).sum(-1))):
+        cut_T = (exact_TV / temperature).masked_fill(~keep_TV, -torch.inf).log_softmax(-1)[torch.arange(23), targets_T]
+        wanted = {"log_probs": log_p_TV[torch.arange(23), targets_T], "cut": cut_T, "entropy": -(log_p_TV.exp() * log_p_TV).sum(-1)}
+        for name, want_T in wanted.items():
             logits_TV = whole_TV[:, mine].float().contiguous().requires_grad_()
             kept_TV = logits_TV.detach().clone()
-            got_T = token_log_probs(logits_TV, targets_T, temperature) if name == "log_probs" else token_entropy(logits_TV, temperature)
+            if name == "entropy":
+                got_T = token_entropy(logits_TV, temperature)
+            else:
+                got_T = token_log_probs(logits_TV, targets_T, temperature, keep_TV[:, mine] if name == "cut" else None)
             (gradient_TV,) = torch.autograd.grad((got_T * weight_T.float()).sum(), logits_TV)
             (want_gradient_TV,) = torch.autograd.grad((want_T * weight_T).sum(), exact_TV, retain_graph=True)
             out[f"{name}-{temperature}"] = {

@@ -2,12 +2,15 @@
 hooks, a teacher, a critic that trains alone, resuming with one. Runs on every rank of a layout, beside ``layout_cases.py``."""
 
 import dataclasses
+import math
 
 import numpy as np
 import torch
-from layout_cases import GRPO, MANIFEST, PLAIN, REWARD_KL, Session, differing, global_batch, weights
+from layout_cases import GRPO, MANIFEST, PLAIN, REWARD_KL, VOCABULARY, Session, differing, global_batch, rows, weights
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
 from slime_cli.errors import EngineError, UsageError
+from slime_cli.training import advantages, heads
 from slime_cli.training.settings import Settings
 
 
@@ -72,8 +75,6 @@ def hooked(session: Session) -> dict:
     """Hooks that do what slime does by itself change nothing; a loss without a gradient is an error."""
 
     def advantage(args, rollout_data):
-        from slime_cli.training import advantages
-
         shape = advantages.Shape(rollout_data["response_lengths"], rollout_data["loss_mask"])
         rollout_data["advantages"], _ = advantages.compute(args, rollout_data["rewards"], rollout_data["group_index"], shape)
 
@@ -115,6 +116,154 @@ def taught(session: Session) -> dict:
     return {"metrics": [trainer.train(batch) for _ in range(2)]}
 
 
+def prepared(trainer, batch, fresh=True):
+    """The micro-batches of a rollout as they are before its first step, and what was found out about them."""
+    parts, _ = trainer._parts(batch)
+    found = trainer._prepare(batch, parts, fresh)
+    return [mb for part in parts for mb in part if len(mb.rows_R)], found
+
+
+def log_probs(trainer, batch) -> dict[int, float]:
+    """Row of the batch -> log-probability under the present weights; nothing on ranks without logits."""
+    parts, _ = trainer._parts(batch)
+    trainer._log_probs(parts, "ref_log_probs_R")
+    mbs = [mb for part in parts for mb in part if mb.ref_log_probs_R is not None]
+    return {int(row): value for mb in mbs for row, value in zip(mb.rows_R, mb.ref_log_probs_R.double().tolist())}
+
+
+def endpoint(session: Session) -> dict:
+    """A teacher's column in the batch, poisoned where masked: the advantages that a float64 formula gives, and its metrics."""
+    batch, rng = global_batch(), np.random.default_rng(11)
+    mask = batch.loss_mask_R.astype(bool)
+    teacher_R = rng.normal(-4.6, 0.5, len(mask)).astype(np.float32)
+    given = dataclasses.replace(batch, teacher_log_probs_R=np.where(mask, teacher_R, np.nan))
+    settings = Settings(max_tokens=64, use_opd=True, opd_type="sglang", opd_kl_coef=0.7)
+    trainer = session.trainer("tied", settings, [])
+    old = log_probs(trainer, batch)
+    mbs, found = prepared(trainer, given)
+    base_N = advantages.grpo(batch.rewards_N, batch.group_index_N)
+    owner_R, worst = np.repeat(np.arange(len(batch)), batch.response_lengths_N), 0.0
+    for mb in mbs:
+        for row, got in zip(mb.rows_R, mb.advantages_R.double().tolist()):
+            want = base_N[owner_R[row]] - 0.7 * (old[row] - float(teacher_R[row])) if mask[row] else 0.0
+            worst = max(worst, abs(got - want))
+    out = {"worst": worst, "rows": sum(len(mb.rows_R) for mb in mbs), "found": found, "teacher": float(teacher_R[mask].astype(float).mean())}
+    out["old"] = sum(v for row, v in old.items() if mask[row])
+    out["trained"] = trainer.train(given)
+    try:
+        trainer.train(batch)
+        out["missing"] = ""
+    except ValueError as error:
+        out["missing"] = str(error)
+    return out
+
+
+def old_actor(session: Session) -> dict:
+    """A second rollout of the weights that generated the first: ratios to those weights, or none that are called on-policy."""
+    batch, out = global_batch(), {}
+    settings = dataclasses.replace(GRPO, use_kl_loss=False, kl_loss_coef=0.0, entropy_coef=0.0, max_tokens=64)
+    for kept in (True, False):
+        trainer = session.trainer("untied", dataclasses.replace(settings, keep_old_actor=kept), [])
+        if kept:
+            trainer.policy.keep("old_actor")
+        generating = log_probs(trainer, batch)
+        first = trainer.train(batch)
+        before = weights(trainer)
+        present = log_probs(trainer, batch)
+        mbs, _ = prepared(trainer, batch, fresh=False)
+        name = "kept" if kept else "not_kept"
+        out[name] = {
+            "on_policy": sorted({mb.on_policy for mb in mbs}), "moved": differing(before, weights(trainer)),
+            "gap": max((abs(v - generating[int(r)]) for mb in mbs for r, v in zip(mb.rows_R, mb.old_log_probs_R.double().tolist())), default=0.0)
+            if kept else [mb.old_log_probs_R for mb in mbs].count(None) == len(mbs),
+            "far": max((abs(present[r] - generating[r]) for r in present), default=0.0),
+        }  # fmt: skip
+        second = trainer.train(batch, fresh=False)
+        if first is not None:
+            diff = "train_rollout_logprob_abs_diff"
+            out[name] |= {"first": first.get(diff), "second": second.get(diff), "ppo_kl": second["ppo_kl"], "pg_loss": second["pg_loss"]}
+        out[name]["want"] = by_hand(batch, settings, present, generating if kept else present)
+    return out
+
+
+def by_hand(batch, s: Settings, now: dict[int, float], old: dict[int, float]) -> float:
+    """GRPO's clipped loss over this rank's samples in plain floats."""
+    advantage_N = advantages.grpo(batch.rewards_N, batch.group_index_N)
+    total, row = 0.0, 0
+    for n, size in enumerate(batch.response_lengths_N.tolist()):
+        rows = [r for r in range(row, row + size) if batch.loss_mask_R[r]]
+        row += size
+        for r in rows:
+            if r in now:
+                ratio = math.exp(now[r] - old[r])
+                clipped = min(max(ratio, 1 - s.eps_clip), 1 + s.eps_clip_high)
+                total += max(-ratio * advantage_N[n], -clipped * advantage_N[n]) / len(rows) / len(batch)
+    return total
+
+
+def nucleus(session: Session) -> dict:
+    """What sampling left, ragged and for some tokens nothing: log-probabilities among it, chunk by chunk, against the logits."""
+    batch, rng = global_batch(), np.random.default_rng(5)
+    targets = [t for row in rows(batch) for t in row["tokens"][len(row["tokens"]) - row["response"] :].tolist()]
+    kept = [[] if rng.random() < 0.2 else sorted({t, *rng.integers(0, VOCABULARY, rng.integers(0, 9)).tolist()}) for t in targets]
+    columns = {"kept_ids_K": np.array([i for ids in kept for i in ids], np.int64), "kept_counts_R": np.array(list(map(len, kept)), np.int64)}
+    cut = dataclasses.replace(batch, **columns)
+    settings = dataclasses.replace(GRPO, use_top_p_replay=True, max_tokens=64, log_probs_chunk_size=3)
+    trainer = session.trainer("untied", settings, [])
+    parts, _ = trainer._parts(cut)
+
+    def whole(mb, **given):
+        return gather_from_tensor_model_parallel_region(heads.logits(mb, **given))
+
+    worst, count = 0.0, 0
+    trainer._log_probs(parts, "ref_log_probs_R")
+    for mb, logits_RV in ((mb, out) for part in parts for mb, out in zip(part, trainer.policy.forward(part, whole))):
+        for row, got, logits_V in zip(mb.rows_R, mb.ref_log_probs_R.double().tolist(), logits_RV.double()):
+            among_V = logits_V[kept[row]] if kept[row] else logits_V
+            worst, count = max(worst, abs(got - float(logits_V[targets[row]] - among_V.logsumexp(0)))), count + 1
+    out = {"worst": worst, "count": count, "cut": trainer.train(cut), "whole": session.trainer("untied", GRPO, []).train(batch)}
+    try:
+        trainer.train(batch)
+        out["missing"] = ""
+    except ValueError as error:
+        out["missing"] = str(error)
+    return out
+
+
+def user_weights(session: Session) -> dict:
+    """slime's hooks that weigh tokens, against slime's own ways to the same end."""
+
+    def tis(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, **kwargs):
+        ratio = torch.cat([(a - b).exp() for a, b in zip(train_log_probs, rollout_log_probs)])
+        return pg_loss * ratio.clamp(args.tis_clip_low, args.tis_clip), loss_masks, {"mine": ratio}
+
+    def mean(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
+        def reduce(x):
+            return sum((v * m).sum() / m.sum().clamp(min=1) for v, m in zip(x.split(response_lengths), loss_masks))
+
+        return reduce
+
+    def thousandth(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
+        return lambda x: (x * torch.cat(loss_masks)).sum() / 1000
+
+    out, settings = {}, dataclasses.replace(GRPO, num_steps_per_rollout=2, max_tokens=64)
+    runs = {
+        "plain": (settings, {}), "mean": (settings, {"pg_loss_reducer": mean}), "thousandth": (settings, {"pg_loss_reducer": thousandth}),
+        "tis": (dataclasses.replace(settings, use_tis=True), {}), "own_tis": (dataclasses.replace(settings, use_tis=True), {"tis": tis}),
+        "measured": (dataclasses.replace(settings, get_mismatch_metrics=True), {"tis": tis}),
+    }  # fmt: skip
+    found = {}
+    for name, (s, hooks) in runs.items():
+        trainer = session.trainer("untied", s, [], hooks=hooks)
+        out[name], found[name] = trainer.train(global_batch()), weights(trainer)
+    for a, b in (("plain", "mean"), ("tis", "own_tis"), ("plain", "measured"), ("plain", "tis"), ("plain", "thousandth")):
+        out[f"{a}-{b}"] = max(float((found[a][k] - found[b][k]).abs().max()) for k in found[a])
+    per_token = {}
+    for name, hooks in (("plain", {}), ("thousandth", {"pg_loss_reducer": thousandth})):
+        per_token[name] = session.trainer("untied", settings, ["--calculate-per-token-loss"], hooks=hooks).train(global_batch())
+    return out | {"per_token": per_token}
+
+
 def critic(session: Session) -> dict:
     """The critic alone first, then both; a checkpoint in between is a resume to the last bit."""
     settings = dataclasses.replace(REWARD_KL, advantage_estimator="ppo", num_critic_only_steps=1, num_steps_per_rollout=2, **PLAIN)
@@ -137,4 +286,5 @@ def critic(session: Session) -> dict:
 def everything(session: Session) -> dict:
     torch.manual_seed(0)
     out = {"frozen": frozen(session), "forgotten": forgotten(session), "hooked": hooked(session), "taught": taught(session)}
+    out |= {"endpoint": endpoint(session), "old_actor": old_actor(session), "user_weights": user_weights(session), "nucleus": nucleus(session)}
     return out | {"critic": critic(session), "not_finite": not_finite(session)}

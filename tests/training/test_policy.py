@@ -1,6 +1,9 @@
 """What ``policy_cases.py`` found on genuine Megatron, in one process and on two data-parallel ranks."""
 
+import math
+
 import layout_launch
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.timeout(1600)
@@ -48,6 +51,70 @@ def test_a_teacher_teaches(layout):
     for name in ("opd_gap_abs", "opd_reverse_kl"):
         assert metrics[0][name] == pytest.approx(single[0][name], rel=1e-5, abs=1e-7)
     assert metrics[1]["loss"] == pytest.approx(single[1]["loss"], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_teachers_column_gives_the_advantages_of_the_formula(layout):
+    ranks = found(layout, "endpoint")
+    for got in ranks:
+        assert got["worst"] < 1e-5 and got["rows"] and "has no teacher_log_probs" in got["missing"]
+    batch = global_batch_mask()
+    data_parallel = ranks if layout == "dp2" else ranks[:1]
+    old = sum(got["old"] for got in data_parallel) / batch
+    for got in ranks:
+        assert got["found"]["opd_reverse_kl"] == pytest.approx(old - got["teacher"], rel=1e-6, abs=1e-7)
+        assert got["found"]["opd_gap_abs"] >= abs(got["found"]["opd_reverse_kl"])
+    (trained,) = [got["trained"] for got in ranks if got["trained"]]
+    assert trained["opd_reverse_kl"] == ranks[0]["found"]["opd_reverse_kl"]
+
+
+def global_batch_mask() -> int:
+    """Trained tokens of the batch; its own module needs Megatron."""
+    rng = np.random.default_rng(7)
+    _, responses = rng.integers(1, 21, 16), rng.integers(1, 25, 16)
+    responses[[9, 15]], responses[3] = 0, 1
+    mask = rng.random(responses.sum()) > 0.2
+    mask[np.isin(np.repeat(np.arange(16), responses), [5, 10])] = False
+    return int(mask.sum())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_old_log_probs_are_of_the_weights_that_generated(layout):
+    ranks = found(layout, "old_actor")
+    for got in ranks:
+        assert got["kept"]["on_policy"] == [True] and got["not_kept"]["on_policy"] == [False]
+        assert got["kept"]["moved"] == got["not_kept"]["moved"] == 0
+        assert got["kept"]["gap"] < 1e-6 < 1e-3 < got["kept"]["far"] and got["not_kept"]["gap"] is True
+    (reporting,) = [got for got in ranks if "first" in got["kept"]]
+    for name in ("kept", "not_kept"):
+        want = sum(got[name]["want"] for got in (ranks if layout == "dp2" else ranks[:1]))
+        assert reporting[name]["pg_loss"] == pytest.approx(want, rel=1e-4, abs=1e-6)
+    kept, not_kept = reporting["kept"], reporting["not_kept"]
+    assert kept["ppo_kl"] != 0 and not_kept["ppo_kl"] == 0
+    assert kept["second"] == pytest.approx(kept["first"], rel=1e-5) and not_kept["first"] and not_kept["second"] is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_users_weights_of_tokens(layout):
+    ranks = found(layout, "user_weights")
+    for got in ranks:
+        assert got["plain-mean"] < 1e-5 and got["tis-own_tis"] < 1e-6 and got["plain-measured"] == 0
+        assert got["plain-tis"] > 1e-4 and got["plain-thousandth"] > 1e-4
+    (got,) = [rank for rank in ranks if rank["plain"]]
+    assert got["mean"]["pg_loss"] == pytest.approx(got["plain"]["pg_loss"], rel=1e-4, abs=1e-6)
+    assert got["own_tis"]["mine"] == pytest.approx(got["tis"]["mismatch_ratio"], rel=1e-5) and got["measured"]["mine"] > 0
+    first = got["per_token"]
+    assert first["thousandth"]["pg_loss"] == pytest.approx(first["plain"]["pg_loss"] / 1000, rel=0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_log_probs_among_what_sampling_left(layout):
+    ranks = found(layout, "nucleus")
+    for got in ranks:
+        assert got["worst"] < 1e-5 and got["count"] and "has no rollout_top_p_token_ids" in got["missing"]
+    (got,) = [rank for rank in ranks if rank["cut"]]
+    assert got["cut"]["entropy"] == pytest.approx(got["whole"]["entropy"], rel=1e-5), "of the whole distribution in both"
+    assert got["cut"]["log_probs"] > got["whole"]["log_probs"] + 1 and math.isfinite(got["cut"]["grad_norm"])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

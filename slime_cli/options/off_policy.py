@@ -1,0 +1,79 @@
+"""Cross-checks of what makes samples and policy differ, or brings another policy in: older weights, cut sampling, a teacher.
+
+Read by :mod:`slime_cli.options.checks`, whose conventions hold: a pair is a contradiction and its fix, a text a warning.
+"""
+
+from collections.abc import Iterator
+
+from slime_cli.options import own
+from slime_cli.options.resolve import Resolved
+
+Problem = tuple[str, str]
+
+
+def _flag(dest: str) -> str:
+    return own.by_dest()[dest].flag
+
+
+def interval(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if s["keep_old_actor"] and s["update_weights_interval"] == 1:
+        yield (
+            "--keep-old-actor has no effect with --update-weights-interval 1: the trainer begins each rollout with the engines' weights",
+            "leave it out, or raise the interval",
+        )
+    if s["keep_old_actor"] and s["use_rollout_logprobs"]:
+        yield "--keep-old-actor has no effect with --use-rollout-logprobs, which takes the engine's own numbers", "keep one of the two"
+    corrected = any(s[name] for name in ("keep_old_actor", "use_rollout_logprobs", "use_tis", "use_rs"))
+    if s["update_weights_interval"] > 1 and not corrected:
+        yield (
+            f"--update-weights-interval {s['update_weights_interval']}: the loss takes samples of older weights for the policy's own; "
+            "--keep-old-actor, --use-rollout-logprobs or --use-tis weigh them by what generated them"
+        )
+
+
+_TEACHERS = {"sglang": "opd_teacher_url", "megatron": "opd_teacher_load"}
+"""``--opd-type`` -> where such a teacher is found."""
+
+
+def teacher(r: Resolved) -> Iterator[Problem]:
+    s = r.slime
+    kind, given = s["opd_type"], [dest for dest in _TEACHERS.values() if s[dest]]
+    if not given:
+        yield (
+            "--use-opd needs --opd-teacher-load or --opd-teacher-url",
+            "give the teacher's Megatron checkpoint (slime convert hf-to-dist makes one) or its SGLang endpoint",
+        )
+    elif kind is None:
+        yield "--opd-teacher-load and --opd-teacher-url are two teachers", "keep one"
+    elif given != [_TEACHERS[kind]]:
+        others = [_flag(dest) for dest in given if dest != _TEACHERS[kind]]
+        yield f"--opd-type {kind} takes {_flag(_TEACHERS[kind])}, not {', '.join(others)}", "give the one that it takes, alone"
+    if kind == "sglang" and s["rollout_temperature"] != 1:
+        yield (
+            f"--opd-type sglang with --rollout-temperature {s['rollout_temperature']}: SGLang's log-probabilities of a prompt are at "
+            "temperature 1, and would not compare with the student's",
+            "sample at temperature 1, or take the teacher's weights with --opd-teacher-load",
+        )
+    if s["opd_teacher_timeout"] <= 0:
+        yield f"--opd-teacher-timeout is {s['opd_teacher_timeout']}", "it must be above 0"
+
+
+REPLAYED = 1024
+"""Most tokens that ``--use-top-p-replay`` keeps at a position: each is a number and an id in the engine's answer."""
+
+
+def cut(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if not s["use_top_p_replay"]:
+        yield (
+            "--rollout-top-p or --rollout-top-k cuts what is sampled from, while engine and trainer both take log-probabilities of the "
+            "whole distribution: none of them is the probability that a token was sampled with; --use-top-p-replay takes that"
+        )
+    elif not 0 < s["rollout_top_k"] <= REPLAYED:
+        yield (
+            f"--use-top-p-replay with --rollout-top-k {s['rollout_top_k']}: it bounds the tokens that an engine reports at a position",
+            f"give one between 1 and {REPLAYED}",
+        )
+    elif s["opd_type"] == "sglang":
+        yield "--use-top-p-replay with --opd-type sglang: the teacher's log-probabilities are of the whole distribution", "keep one of the two"
