@@ -1,6 +1,6 @@
 """Writes ``slime_cli/profiles/models``: Megatron's options of published models, derived from the fields of their configs below.
 
-``python ci/model_profiles.py`` rewrites all of them; a test holds the files against this table. The rules are
+``python ci/model_profiles.py`` rewrites all of them, and the table of them in ``docs/models.md``; tests hold both. The rules are
 :mod:`slime_cli.weights.families`; nothing here but names and numbers. ``--hf-checkpoint`` alone gives the same options, so a
 profile is for planning without the checkpoint (``slime train --dry-run``) and to have the numbers in view.
 """
@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from slime_cli.commands import convert_derive  # noqa: E402
-from slime_cli.options.profiles import FOLDER  # noqa: E402
+from slime_cli.options import profiles  # noqa: E402
 from slime_cli.weights import architecture  # noqa: E402
 
 
@@ -132,13 +132,65 @@ def text(name: str) -> str:
     return convert_derive.profile(architecture.megatron_args(config), f"Architecture of {model} for Megatron.")
 
 
+# -- docs/models.md ----------------------------------------------------------------------------------------------------
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "models.md"
+BEGIN, END = "<!-- the table below is written by ci/model_profiles.py -->", "<!-- the table above is written by ci/model_profiles.py -->"
+
+
+def parameters(a: dict[str, Any]) -> int:
+    """Of a model with these options, by dest. Without layers that predict further tokens."""
+    h, heads = a["hidden_size"], a["num_attention_heads"]
+    every = [int("num_experts" in a)] * a["num_layers"]
+    sparse = architecture.expand(a["moe_layer_freq"]) if "moe_layer_freq" in a else every
+    if a.get("multi_latent_attention"):
+        rope, q, kv = a["qk_pos_emb_head_dim"], a.get("q_lora_rank"), a["kv_lora_rank"]
+        queries = heads * (a["qk_head_dim"] + rope)
+        attention = h * queries if q is None else h * q + q + q * queries
+        attention += h * (kv + rope) + kv + kv * heads * (a["qk_head_dim"] + a["v_head_dim"]) + heads * a["v_head_dim"] * h
+    else:
+        d, groups = a["kv_channels"], a["num_query_groups"]
+        qkv = (heads + 2 * groups) * d
+        attention = h * qkv + heads * d * h + qkv * bool(a.get("add_qkv_bias")) + 2 * d * bool(a.get("qk_layernorm"))
+    dense = 3 * h * a["ffn_hidden_size"]
+    experts = a.get("num_experts", 0)
+    moe = 3 * h * (experts * a.get("moe_ffn_hidden_size", 0) + a.get("moe_shared_expert_intermediate_size", 0))
+    moe += experts * (h + bool(a.get("moe_router_enable_expert_bias")))
+    layers = sum(attention + 2 * h + (moe if is_moe else dense) for is_moe in sparse)
+    return layers + a["vocab_size"] * h * (2 if a.get("untie_embeddings_and_output_weights") else 1) + h
+
+
+def table() -> str:
+    """A line for each profile, its figures read from the YAML file."""
+    lines = ["| `--profile` | model | HF architecture | layers | hidden | heads / groups | experts | parameters |", "|---|---|---|---|---|---|---|---|"]
+    for name, (model, config) in MODELS.items():
+        a = {dest: value for (section, dest), value in profiles.load(name).layer.items() if section == "megatron"}
+        heads = f"{a['num_attention_heads']} / {'latent' if a.get('multi_latent_attention') else a['num_query_groups']}"
+        experts = f"{a['num_experts']}, {a['moe_router_topk']} a token" if "num_experts" in a else ""
+        cells = [f"`{name}`", model, f"`{config['architectures'][0]}`", a["num_layers"], a["hidden_size"], heads, experts, _short(parameters(a))]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _short(count: int) -> str:
+    unit, letter = (1e9, "B") if count >= 1e9 else (1e6, "M")
+    return f"{count / unit:.3g} {letter}" if count < 1e12 else f"{count / 1e12:.3g} T"
+
+
+def page(old: str) -> str:
+    """``old`` with the table between the two marks as it should be."""
+    before, rest = old.split(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+
+
 def main() -> None:
-    folder = FOLDER / "models"
+    folder = profiles.FOLDER / "models"
     for path in folder.glob("*.yaml"):
         path.unlink()
     for name in MODELS:
         (folder / f"{name}.yaml").write_text(text(name), encoding="utf-8")
-    print(f"{len(MODELS)} profiles in {folder}")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"{len(MODELS)} profiles in {folder}, and their table in {PAGE}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 A case converts there in its layout and back on one rank, with the functions behind ``slime convert``, and compares every byte;
 then it loads the torch_dist checkpoint in its layout and compares Megatron's logits on packed sequences, and the embedding's
 gradient, with transformers' on each alone. Importing Megatron takes longer than all that, so this process imports it once and
-forks the ranks of every job. Writes ``runs/conversions.json``. ``python -m slime_cli.bench.conversions [FAMILY...]`` runs some only.
+forks the ranks of every job. Writes ``runs/conversions.json`` and, from it, ``docs/conversions.md``.
+``python -m slime_cli.bench.conversions [FAMILY...]`` runs some families only and writes nothing.
 """
 
 import json
@@ -319,6 +320,7 @@ def cases(families: list[str], layouts: list[str], report=lambda line: None) -> 
 
 def main() -> None:
     from slime_cli import manifests
+    from slime_cli.bench import conversions_page
 
     def report(line: dict[str, Any]) -> None:
         gaps = (line["logits_max_diff"], line["gradient_max_relative_diff"])
@@ -330,9 +332,9 @@ def main() -> None:
 
     lines = cases(sys.argv[1:] or list(FAMILIES), list(LAYOUTS), report)
     if not sys.argv[1:]:
-        path = pathlib.Path("runs") / "conversions.json"
-        manifests.write_json(path, lines)
-        print(f"written: {path}")
+        manifests.write_json(conversions_page.MEASURED, lines)
+        conversions_page.write(lines, list(LAYOUTS))
+        print(f"written: {conversions_page.MEASURED} and {conversions_page.PAGE}")
 
 
 if __name__ == "__main__":

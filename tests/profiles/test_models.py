@@ -24,6 +24,12 @@ def test_the_files_are_those_that_the_script_writes():
     assert found == {name: table.text(name) for name in table.MODELS}, "run ci/model_profiles.py"
 
 
+def test_the_page_has_the_table_of_the_files():
+    page = table.PAGE.read_text()
+    assert table.page(page) == page, "run ci/model_profiles.py"
+    assert all(f"| `{name}` |" in page for name in profiles.available()["models"])
+
+
 @pytest.mark.parametrize("name", table.MODELS)
 def test_a_profile_is_read_as_what_is_derived(name):
     defaults = {dest: options[0].default for dest, options in catalogue.load("megatron").by_dest.items()}
@@ -34,28 +40,6 @@ def test_a_profile_is_read_as_what_is_derived(name):
 @pytest.mark.parametrize("name", table.MODELS)
 def test_a_profile_agrees_with_its_checkpoint(name):
     architecture.check_given(args(name), resolve([], [name]).megatron, "the checkpoint")
-
-
-def parameters(a: dict) -> int:
-    """Without layers that predict further tokens."""
-    h, heads = a["hidden_size"], a["num_attention_heads"]
-    every = [int("num_experts" in a)] * a["num_layers"]
-    sparse = architecture.expand(a["moe_layer_freq"]) if "moe_layer_freq" in a else every
-    if a.get("multi_latent_attention"):
-        rope, q, kv = a["qk_pos_emb_head_dim"], a.get("q_lora_rank"), a["kv_lora_rank"]
-        queries = heads * (a["qk_head_dim"] + rope)
-        attention = h * queries if q is None else h * q + q + q * queries
-        attention += h * (kv + rope) + kv + kv * heads * (a["qk_head_dim"] + a["v_head_dim"]) + heads * a["v_head_dim"] * h
-    else:
-        d, groups = a["kv_channels"], a["num_query_groups"]
-        qkv = (heads + 2 * groups) * d
-        attention = h * qkv + heads * d * h + qkv * bool(a.get("add_qkv_bias")) + 2 * d * bool(a.get("qk_layernorm"))
-    dense = 3 * h * a["ffn_hidden_size"]
-    experts = a.get("num_experts", 0)
-    moe = 3 * h * (experts * a.get("moe_ffn_hidden_size", 0) + a.get("moe_shared_expert_intermediate_size", 0))
-    moe += experts * (h + bool(a.get("moe_router_enable_expert_bias")))
-    layers = sum(attention + 2 * h + (moe if is_moe else dense) for is_moe in sparse)
-    return layers + a["vocab_size"] * h * (2 if a["untie_embeddings_and_output_weights"] else 1) + h
 
 
 PUBLISHED = {
@@ -74,9 +58,9 @@ ROUNDED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_as_many_as_published(name):
-    assert parameters(args(name)) == PUBLISHED[name]
+    assert table.parameters(args(name)) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_parameters_are_about_as_many_as_published(name):
-    assert parameters(args(name)) == pytest.approx(ROUNDED[name], rel=0.02)
+    assert table.parameters(args(name)) == pytest.approx(ROUNDED[name], rel=0.02)
