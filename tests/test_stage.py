@@ -13,6 +13,7 @@ from slime_cli.buffer.types import Fate, PromptRow
 from slime_cli.options.resolve import resolve
 from slime_cli.rollout.generate import Generator
 from slime_cli.rollout.rewards import RewardPool
+from slime_cli.saving import Saver
 from slime_cli.stage import Stage
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training import packing
@@ -58,6 +59,8 @@ def stage(tmp_path):
     out = Stage("train", options, tmp_path, conductor, Trainers(), None)
     out.step, out.seconds_before = 0, 0.0
     out.journal = Journal(tmp_path / "journal.sqlite")
+    out.saver = Saver(out.s, tmp_path, tmp_path, out.journal, out.trainers, out.span)
+    out.version = "v000000"
     open_buffer(out)
     out.generator = Generator(out.args, types.SimpleNamespace(retries=0), RewardPool(1, 10))
     out._publish = lambda: None

@@ -11,6 +11,7 @@ import pathlib
 import numpy as np
 import torch
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from layout_launch import OVER_FOUR
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -241,6 +242,8 @@ def steps(session: Session) -> dict[str, list]:
     """Two rollouts of every case; their metrics on the rank that reports."""
     out = {}
     cases = CASES | MORE if session.layout in ("single", "dp2") else CASES
+    if session.world_size == 4:
+        cases = {case: cases[case] for case in OVER_FOUR}
     for case, (name, settings, flags, which) in cases.items():
         trainer = session.trainer(name, settings, flags)
         out[case] = [trainer.train(batch_of(which)) for _ in range(2)]

@@ -16,6 +16,11 @@ WORKER = pathlib.Path(__file__).parent / "layout_worker.py"
 LAYOUTS = ("single", "tp2", "pp2", "vpp2", "cp2", "tp2_cp2", "dp2", "dp2_distributed")
 OF_EXPERTS = ("ep2", "tp2_ep2", "cp2_ep2", "pp2_ep2")
 """Layouts of mixtures of experts only."""
+OVER_FOUR = ("grpo", "grpo_per_token", "gspo", "ppo")
+"""Cases of ``layout_cases.CASES`` that layouts of four ranks run: two cores take their time for those."""
+IN_DENSE_LAYOUTS = ("moe_grpo", "latent_rollout_replay_recomputed")
+IN_LAYOUTS_OF_EXPERTS = ("moe_grpo", "moe_grpo_per_token", "moe_ppo_packed_small", "latent_grpo", "moe_replay_recomputed", IN_DENSE_LAYOUTS[1])
+"""Cases of ``moe_cases.CASES``; one process runs all."""
 SAVING = ("single", "dp2_distributed")
 JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING), "single:reshard")
 

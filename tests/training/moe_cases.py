@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import transformers
 from layout_cases import GRPO, PLAIN, RECOMPUTE, REWARD_KL, SMALL, VOCABULARY, Session, global_batch
+from layout_launch import IN_DENSE_LAYOUTS, IN_LAYOUTS_OF_EXPERTS, OF_EXPERTS
 
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.training import routing
@@ -58,9 +59,11 @@ def make(folder: pathlib.Path) -> dict:
 
 
 def steps(session: Session) -> dict[str, list]:
-    """Two rollouts of every case; their metrics on the rank that reports."""
+    """Two rollouts of each of the layout's cases; their metrics on the rank that reports."""
     out = {}
-    for case, (name, settings, flags, which) in CASES.items():
+    some = CASES if session.layout == "single" else IN_LAYOUTS_OF_EXPERTS if session.layout in OF_EXPERTS else IN_DENSE_LAYOUTS
+    for case in some:
+        name, settings, flags, which = CASES[case]
         replay = ["--moe-enable-routing-replay"] if settings.replays_routing else []
         trainer = session.trainer(name, settings, flags + replay)
         out[case] = [trainer.train(routed_batch() if which == "routed" else global_batch()) for _ in range(2)]

@@ -25,13 +25,12 @@ ALSO_DP2 = [
     "grpo_fanned_out", "grpo_fanned_out_two_steps", "grpo_fanned_out_two_steps_balanced",
 ]  # fmt: skip
 REPLAYED = ["moe_replay", "latent_rollout_replay"]
-LAYOUT_CASES = [(layout, case) for layout in layout_launch.LAYOUTS[1:] for case in EVERYWHERE]
-LAYOUT_CASES += [("dp2", case) for case in ALSO_DP2]
-LAYOUT_CASES += [
-    (layout, case)
-    for layout in (*layout_launch.LAYOUTS[1:], *layout_launch.OF_EXPERTS)
-    for case in ("moe_grpo", "moe_grpo_per_token", "moe_ppo_packed_small", "latent_grpo", *REPLAYED, *(f"{case}_recomputed" for case in REPLAYED))
+LAYOUT_CASES = [
+    (layout, case) for layout in layout_launch.LAYOUTS[1:] for case in (layout_launch.OVER_FOUR if layout == "tp2_cp2" else EVERYWHERE)
 ]
+LAYOUT_CASES += [("dp2", case) for case in ALSO_DP2]
+LAYOUT_CASES += [(layout, case) for layout in layout_launch.LAYOUTS[1:] for case in layout_launch.IN_DENSE_LAYOUTS]
+LAYOUT_CASES += [(layout, case) for layout in layout_launch.OF_EXPERTS for case in layout_launch.IN_LAYOUTS_OF_EXPERTS]
 
 
 def assert_same(got: list[dict], want: list[dict]) -> None:
