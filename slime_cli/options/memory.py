@@ -10,9 +10,11 @@ Parameters of one layer, with hidden h, heads a, key-value heads g, head size d,
   feed-forward 3*h*f with SwiGLU, else 2*h*f; in layers of experts 3*h*f_shared + h*E, and E * 3*h*f_expert
 Embedding V*h, twice if untied; one final norm h.
 
-One rank holds layers/pp; attention, feed-forward and embeddings /tp; experts /ep. On the first or last pipeline stage:
+One rank holds layers/pp; attention, feed-forward and embeddings /tp; experts /ep and /expert tp (tp unless given). On the first or
+last pipeline stage:
   weights w (2 in bf16 or fp16, else 4) + gradients 4 + Adam's two moments 8 + fp32 master copy 4 if w is 2
-  bytes a parameter, optimizer bytes /dp with --use-distributed-optimizer; the critic of ppo once more;
+  bytes a parameter, optimizer bytes /(dp * cp) with --use-distributed-optimizer, those of experts / their own data parallel
+  size; the critic of ppo once more;
   logits: those of a chunk of response tokens, twice (themselves and their gradient). Kept copies (reference, teacher) are in
   the host's memory.
 One engine device: weights w_e/tp_e, and a token's keys and values: 2 * layers * max(g/tp_e, 1) * d * w_e bytes, of latent
@@ -114,10 +116,16 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
     part = -(-model.layers // pp) / model.layers
     ends = model.embeddings if pp == 1 else model.vocab * model.h
     split = model.layers * model.attention + model.dense
-    held = part * (split / tp + model.layers * model.norms + model.experts / sizes["ep"]) + ends / tp + model.h
+    expert_tp = megatron.get("expert_tensor_parallel_size") or tp
+    experts = part * model.experts / sizes["ep"] / expert_tp
+    held = part * (split / tp + model.layers * model.norms) + ends / tp + model.h
     half = bool(megatron.get("bf16") or megatron.get("fp16"))
     weight = 2 if half else 4
-    share = sizes["dp"] * sizes["cp"] if megatron.get("use_distributed_optimizer") else 1
+    shared = held + experts
+    if megatron.get("use_distributed_optimizer"):
+        expert_dp = max(1, sizes["world_size"] // (pp * sizes["ep"] * expert_tp))
+        shared = held / (sizes["dp"] * sizes["cp"]) + experts / expert_dp
+    held += experts
     per_sample = (slime["rollout_max_prompt_len"] or 0) + (slime["rollout_max_response_len"] or 0)
     tokens = slime["max_tokens_per_gpu"] or megatron.get("micro_batch_size", 1) * per_sample // sizes["cp"]
     logits = tokens * model.vocab / tp * 4
@@ -127,7 +135,7 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
     parts = {
         "weights": networks * held * weight,
         "gradients": networks * held * 4,
-        "optimizer": networks * held * ((4 if half else 0) + moments) / share,
+        "optimizer": networks * shared * ((4 if half else 0) + moments),
         "logits": 2 * min(logits, chunk * model.vocab / tp * 4 if chunk else LOGITS_CHUNK),
     }
     return {name: int(size) for name, size in parts.items() if size}
