@@ -126,6 +126,8 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
         expert_dp = max(1, sizes["world_size"] // (pp * sizes["ep"] * expert_tp))
         shared = held / (sizes["dp"] * sizes["cp"]) + experts / expert_dp
     held += experts
+    if megatron.get("optimizer_cpu_offload"):
+        shared *= 1 - megatron.get("optimizer_offload_fraction", 1.0)
     per_sample = (slime["rollout_max_prompt_len"] or 0) + (slime["rollout_max_response_len"] or 0)
     tokens = slime["max_tokens_per_gpu"] or megatron.get("micro_batch_size", 1) * per_sample // sizes["cp"]
     logits = tokens * model.vocab / tp * 4
