@@ -13,6 +13,7 @@ from collections.abc import Callable
 from slime_cli import manifests
 from slime_cli.cluster.cluster import Cluster
 from slime_cli.errors import EngineError
+from slime_cli.hardware import device as hardware
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.rewards import RewardPool
 from slime_cli.screen import Screen
@@ -20,7 +21,7 @@ from slime_cli.serving.attached import Attached
 from slime_cli.serving.fleet import Fleet
 from slime_cli.stage import Stage
 from slime_cli.tracing.spans import Tracer
-from slime_cli.weights import tiny
+from slime_cli.weights import architecture, tiny
 
 _MODEL_FOLDER = "model"
 
@@ -76,6 +77,7 @@ class Conductor:
         if s["rollout_endpoint"]:
             self.fleet = Attached(s["rollout_endpoint"])
         else:
+            hardware.check_engine(architecture.read_config(self.model))
             count = s["rollout_num_gpus"] // s["rollout_num_gpus_per_engine"]
             self.screen.say(f"starting {count} SGLang engine{'s' * (count != 1)} and the router")
             self.fleet = Fleet(options, self.model, self.run_dir, cluster.launch_engine, self.screen.say)

@@ -24,6 +24,7 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         raise UsageError(f"--run-dir {run_dir}: {error.strerror}", "choose a folder that you may write to") from None
 
+    from slime_cli.hardware import device as hardware
     from slime_cli.screen import Screen
     from slime_cli.serving.engine import Engine
     from slime_cli.serving.fleet import Fleet
@@ -31,7 +32,7 @@ def run(argv: list[str]) -> int:
 
     if model.startswith(tiny.PREFIX):
         model = str(tiny.make(model, run_dir / "model"))
-    architecture.read_config(model)
+    hardware.check_engine(architecture.read_config(model))
     screen = Screen()
     owner = os.getppid()
     signal.signal(signal.SIGTERM, _stop)

@@ -16,10 +16,8 @@ import httpx
 
 from slime_cli import manifests
 from slime_cli.errors import EngineError
-from slime_cli.hardware import device as hardware
 from slime_cli.serving.engine import EngineSpec, engine_argv, start_router
 from slime_cli.serving.process import free_port, require_free
-from slime_cli.weights import architecture
 
 START_TIMEOUT = 1800.0
 HEALTH = ["--health-check-interval-secs", "2", "--health-failure-threshold", "2"]
@@ -38,7 +36,6 @@ class Fleet:
 
     def __init__(self, resolved, model: str, run_dir: pathlib.Path, launch: Callable[[EngineSpec], object], say: Callable[[str], None]):
         s = resolved.slime
-        hardware.check_engine(architecture.read_config(model))
         self.say, self.model = say, model
         self.tensor_parallel = s["rollout_num_gpus_per_engine"]
         count = max(1, s["rollout_num_gpus"] // self.tensor_parallel)
