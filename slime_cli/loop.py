@@ -1,6 +1,6 @@
 """The conductor: runs the stages of a run over the cluster, one rollout after the other, and commits what was trained.
 
-Synchronous schedule: generate -> batch -> train -> (save, commit) -> publish -> sync -> verify -> (evaluate). Killed at any
+Synchronous schedule: generate -> batch -> train -> (save, commit) -> (publish -> sync -> verify) -> (evaluate). Killed at any
 point, the same call resumes: batches made but not committed are trained again from their files on the committed weights,
 finished generations are kept, unfinished ones are generated again.
 """

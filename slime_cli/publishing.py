@@ -1,6 +1,6 @@
 """When the engines of a stage get the trainer's weights, and whose weights they held when a commit was made.
 
-Pure functions of the options and the journal's commits, so that a resume comes to the answer that the attempt before it had;
+It follows from the options and the journal's commits, so that a resume comes to the answer that the attempt before it had;
 the conductor (:mod:`slime_cli.stage`) acts on it. ``s``: slime's options by dest; ``total``: rollouts of the stage.
 """
 

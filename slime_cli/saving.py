@@ -44,7 +44,8 @@ class Saver:
     def __init__(self, slime: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path, journal: Journal, trainers, span: Callable):
         self.s, self.folder, self.journal, self.trainers, self.span = slime, folder, journal, trainers, span
         save = slime["save"]  # in it, each stage of a run with several has a folder of its own, as in the run directory
-        self.root = (pathlib.Path(save) / folder.relative_to(run_dir) if save else folder / "checkpoints").resolve()
+        self.stage = folder.relative_to(run_dir)
+        self.root = (pathlib.Path(save) / self.stage if save else folder / "checkpoints").resolve()
         self._trained: list[Step] = []
         self._saving: Saving | None = None
 
@@ -71,7 +72,7 @@ class Saver:
         if self.reference_due(last.rollout_id):
             self.trainers.call("keep", "reference")
         if self.s["save_hf"]:
-            target = pathlib.Path(self.s["save_hf"].format(rollout_id=last.rollout_id)).resolve()
+            target = (pathlib.Path(self.s["save_hf"].format(rollout_id=last.rollout_id)) / self.stage).resolve()
             self.trainers.call("publish", str(target), last.version)
         self.commit(wait=False)
 
@@ -81,10 +82,10 @@ class Saver:
             return
         done, self._saving = self._saving, None
         with self.span("commit"):
+            if done.stopped:  # holds once the commit of that rollout is there
+                self.journal.put("stopped", done.steps[-1].rollout_id)
             self.journal.commit(steps=[dataclasses.astuple(step) for step in done.steps], checkpoint=done.checkpoint)
             self.journal.put("seconds", done.seconds)
-            if done.stopped:
-                self.journal.put("stopped", done.steps[-1].rollout_id)
             self.trainers.call("remove", self._outdated())
             self._prune_rollouts(done.steps[-1].rollout_id)
 

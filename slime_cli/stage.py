@@ -72,7 +72,7 @@ class Stage:
             self.version = version_name(self.step)
             return
         self.saver.check()
-        if self.policy and self.s["opd_type"] == "sglang":
+        if self.policy and self.s["use_opd"] and self.s["opd_type"] == "sglang":
             self.teacher = Teacher(self.s["opd_teacher_url"], self.s["opd_teacher_timeout"])
             self.conductor.wait(self.teacher.check(self.renderer.tokenizer, architecture.vocabulary(self.conductor.model)))
         behind = self._behind()
@@ -84,7 +84,8 @@ class Stage:
             self._send(behind) if behind else self._publish()
             if not self.s["skip_eval_before_train"] and not first:
                 self._evaluate()
-        if self.journal.get("stopped"):
+        stopped = self.journal.get("stopped")
+        if stopped is not None and first > stopped:
             first = total
         with self.conductor.screen.progress(self.name, total, first) as advance:
             for rollout_id in range(first, total):
@@ -144,22 +145,17 @@ class Stage:
             settings = Settings.from_options(s)
             self.trainers.begin_stage(self._megatron_argv(), settings, self.conductor.model, self._critic_argv() if settings.critic else None)
             start = self.start_from
-            if start is None and (s["load"] or s["ref_load"]):
-                start = str(checkpoints.complete(s["load"] or s["ref_load"], self.say))
+            if start is None and (root := self._start_root()):
+                start = str(checkpoints.complete(root, self.say))
             others = {}
             if settings.reference:
                 others["reference"] = self.saver.updated_reference() or (s["ref_load"] if s["load"] else None)
             if settings.use_opd and settings.opd_type == "megatron":
                 others["teacher"] = s["opd_teacher_load"]
-            for name, root in others.items():
-                if root:
-                    self.trainers.call("load", str(checkpoints.complete(root, self.say)), True)
-                    self.trainers.call("keep", name)
             if start:
                 self.trainers.call("load", start, True)
             for name, root in others.items():
-                if not root:
-                    self.trainers.call("keep", name)
+                self.trainers.call("keep", name, root and str(checkpoints.complete(root, self.say)))
             if behind and settings.keep_old_actor:
                 self.trainers.call("load_published", str(behind))
                 self.trainers.call("keep", "old_actor")
@@ -170,11 +166,17 @@ class Stage:
                 self.trainers.call("load", committed.checkpoint, False)
                 self.say(f"{self.name}: resumed at step {committed.step}, {len(self.buffer.recovery.replay)} batch(es) to train again")
 
+    def _start_root(self) -> str | None:
+        """``--load``, or ``--ref-load`` when the former holds no checkpoint yet, not even a damaged one."""
+        load, fallback = self.s["load"], self.s["ref_load"]
+        return fallback if not load or fallback and not checkpoints.any_in(load) else load
+
     def _routed_experts_shape(self) -> list[int] | None:
         """[layers, experts a token] with ``--use-rollout-routing-replay``."""
         if not self.s["use_rollout_routing_replay"]:
             return None
         config = architecture.read_config(self.conductor.model)
+        config = config.get("text_config", config)
         if "num_experts_per_tok" not in config:
             raise UsageError(f"--use-rollout-routing-replay: {self.conductor.model} is not a mixture of experts", "leave it out")
         return [config["num_hidden_layers"], config["num_experts_per_tok"]]
@@ -206,8 +208,9 @@ class Stage:
             self.saver.commit(wait=False)
             with self.span("train"):
                 batch = TrainBatch.from_samples(samples, self.s["reward_key"])
+                steps = self._steps(batch)
                 found = self.trainers.train(batch, not self.policy or self.version == version_name(self.step))
-            for part in packing.split_steps(batch.sample_index_N.tolist(), self.s["num_steps_per_rollout"] or 1):
+            for part in steps:
                 self.step += 1
                 self.saver.trained(self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part)))
             stopped = self._low_enough({f"train/{k}": v for k, v in found.items()})
@@ -221,6 +224,16 @@ class Stage:
         if self.policy and interval and (rollout_id + 1) % interval == 0 and not last:
             self._evaluate()
         return line
+
+    def _steps(self, batch: TrainBatch) -> list[range]:
+        """Places of each optimizer step's samples in the batch."""
+        steps = packing.split_steps(batch.sample_index_N.tolist(), self.s["num_steps_per_rollout"] or 1)
+        if not all(steps):
+            raise DataError(
+                f"{len(set(batch.sample_index_N.tolist()))} samples are left for --num-steps-per-rollout {len(steps)}",
+                "look at why the others were dropped: slime trace ledger",
+            )
+        return steps
 
     def _note(self, line: dict) -> str:
         """What the progress bar says of a rollout."""
@@ -266,8 +279,8 @@ class Stage:
     def _fitting(self, samples: list[Sample], dropped: collections.Counter) -> list[Sample]:
         """Without the executions of which ``--oversize drop`` leaves out a sample; they are dropped in the journal, with the reason."""
         if self.s["oversize"] == "drop" and self.s["use_dynamic_batch_size"]:
-            cap = self.s["max_tokens_per_gpu"] * self.options.megatron.get("context_parallel_size", 1)  # ranks share a pack
-            over = executions(s for s in samples if len(s.tokens) > cap)
+            ranks = self.options.megatron.get("context_parallel_size", 1)  # they share a pack
+            over = executions(s for s in samples if packing.padded(len(s.tokens), ranks) > self.s["max_tokens_per_gpu"] * ranks)
             if over:
                 self.journal.drop(over, "oversize")
                 dropped["oversize"] += len(over)

@@ -10,6 +10,7 @@ from slime_cli.buffer.batch import rollout_folder
 from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.types import Fate, PromptRow
+from slime_cli.errors import DataError
 from slime_cli.options.resolve import resolve
 from slime_cli.rollout.generate import Generator
 from slime_cli.rollout.rewards import RewardPool
@@ -100,3 +101,21 @@ def test_a_batch_that_was_not_committed_is_trained_again_with_all_its_siblings(s
     open_buffer(stage)  # as the next attempt does
     again, dropped = stage._batch(0)
     assert again == samples and [(s.index, s.part) for s in again][:3] == [(0, 0), (0, 1), (0, 2)] and not dropped
+
+
+def test_fewer_samples_than_steps_end_the_run_before_it_trains(stage):
+    stage.s["num_steps_per_rollout"] = 6
+    with pytest.raises(DataError, match="4 samples are left for --num-steps-per-rollout 6"):
+        stage._rollout(0, last=True)
+    assert not hasattr(stage.trainers, "batch")
+
+
+def test_ref_load_is_the_start_while_load_holds_no_checkpoint(stage, tmp_path):
+    stage.s.update(load=str(tmp_path / "load"), ref_load="reference")
+    assert stage._start_root() == "reference"
+    (tmp_path / "load" / "iter_0000004").mkdir(parents=True)
+    assert stage._start_root() == stage.s["load"], "damaged or not: it is not passed over without a word"
+    stage.s.update(ref_load=None)
+    assert stage._start_root() == stage.s["load"]
+    stage.s.update(load=None)
+    assert stage._start_root() is None

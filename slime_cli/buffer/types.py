@@ -76,7 +76,8 @@ class Sample:
     loss_mask: list[int] | None = None
     """1 where the token is trained; None means all ones."""
     rollout_log_probs: list[float] | None = None
-    """The engine's log-probability of each response token (natural log, after temperature)."""
+    """The engine's log-probability of each response token (natural log, after temperature), among the tokens that sampling had
+    left where ``rollout_top_p_token_ids`` names them."""
     teacher_log_probs: list[float] | None = None
     """A teacher endpoint's log-probability of each response token (on-policy distillation; at temperature 1)."""
     rollout_top_p_token_ids: list[int] | None = None

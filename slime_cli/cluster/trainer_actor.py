@@ -67,7 +67,7 @@ class TrainerRank:
         self.bridge = Bridge(hf_checkpoint, args.params_dtype)
         self.bridge.load(self.trainer.policy.model)
         self.trainer.begin()
-        return {"parameters": sum(t.numel() for _, t in self.trainer.policy.parameters()), "device": self.device.name}
+        return {"parameters": sum(p.numel() for module in self.trainer.policy.model for p in module.parameters()), "device": self.device.name}
 
     def _hooks(self, settings) -> dict[str, Any]:
         from slime_cli.rollout import hooks
@@ -90,9 +90,12 @@ class TrainerRank:
         with self.tracer.span("load_published"):
             Bridge(folder, self.trainer.args.params_dtype).load(self.trainer.policy.model)
 
-    def keep(self, name: str) -> None:
-        """The policy's present weights are kept as ``name``: reference, teacher or old_actor."""
-        self.trainer.policy.keep(name)
+    def keep(self, name: str, path: str | None = None) -> None:
+        """The policy's present weights, or those of a checkpoint, are kept as ``name``: reference, teacher or old_actor."""
+        if path is None:
+            self.trainer.policy.keep(name)
+        else:
+            self.trainer.policy.keep_checkpoint(name, path)
 
     def train(self, batch, fresh: bool = True) -> dict[str, float] | None:
         with self.tracer.span("train"):

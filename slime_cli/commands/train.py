@@ -10,6 +10,16 @@ from slime_cli.errors import Interrupted
 from slime_cli.options import checks
 from slime_cli.options.resolve import Resolved, resolve
 
+_HOOKS = {
+    "custom_generate_function_path": "generate",
+    "dynamic_sampling_filter_path": "dynamic_filter",
+    "custom_advantage_function_path": "advantage",
+    "custom_loss_function_path": "loss",
+    "custom_tis_function_path": "tis",
+    "custom_pg_loss_reducer_function_path": "pg_loss_reducer",
+}
+"""Option -> kind of function; those of rewards are looked at by the rewards."""
+
 
 def run(argv: list[str]) -> int:
     """The whole command; returns the exit code. Raises SlimeError with its own exit code."""
@@ -70,7 +80,7 @@ def _check_data(resolved: Resolved) -> None:
             open_source(uri, input_key=s["eval_input_key"], label_key=s["eval_label_key"], **keys)
         if s["loss_type"] != "sft_loss":
             check_options(args_namespace(stage))
-            for option, kind in (("custom_generate_function_path", "generate"), ("dynamic_sampling_filter_path", "dynamic_filter")):
+            for option, kind in _HOOKS.items():
                 if s[option]:
                     hooks.load(s[option], kind)
 

@@ -19,6 +19,12 @@ def iterations(root: str | os.PathLike) -> list[int]:
     return sorted(int(p.parent.name[5:]) for p in pathlib.Path(root).glob(f"iter_*/{MANIFEST}"))
 
 
+def any_in(path: str | os.PathLike) -> bool:
+    """``path`` is a checkpoint or holds one, whole or not."""
+    path = pathlib.Path(path)
+    return (path / MANIFEST).exists() or any(path.glob("iter_*"))
+
+
 def damage(checkpoint: str | os.PathLike) -> str:
     """What is wrong with a checkpoint folder; an empty string when it is whole."""
     path = pathlib.Path(checkpoint)

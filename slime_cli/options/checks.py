@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from slime_cli.errors import UsageError
-from slime_cli.options import off_policy, own
+from slime_cli.options import off_policy, own, stages
 from slime_cli.options.estimators import GROUP_RELATIVE
 from slime_cli.options.resolve import Resolved
 
@@ -42,6 +42,7 @@ def check(resolved: Resolved) -> list[str]:
     With stages, each stage is checked: the top level alone need not make sense.
     """
     if resolved.stages:
+        stages.agree(list(_stages(resolved)))
         return [f"{name}: {found}" for name, stage in _stages(resolved) for found in _check_stage(name, stage)]
     warnings: list[str] = []
     problems: list[Problem] = []
@@ -255,7 +256,8 @@ _NEEDS = {
     "custom_tis_function_path": ("use_tis", "get_mismatch_metrics"),
     **{name: ("use_rs",) for name in ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")},
     "opd_kl_coef": ("use_opd",),
-    **{name: ("use_opd",) for name in ("opd_type", "opd_teacher_load", "opd_teacher_url", "opd_teacher_timeout")},
+    **{name: ("use_opd",) for name in ("opd_type", "opd_teacher_load", "opd_teacher_url")},
+    "opd_teacher_timeout": ("opd_teacher_url",),
 }
 """Option -> options of which one must be given for it to have an effect."""
 _OF_ESTIMATORS = {
@@ -275,10 +277,10 @@ def _without_effect(r: Resolved) -> Iterator[Problem]:
     s = r.slime
     for name, needed in _NEEDS.items():
         if r.origins[f"slime.{name}"] == "flag" and not any(s[other] for other in needed):
-            yield f"{_flag(name)} has no effect", f"add {' or '.join(_flag(other) for other in needed)}"
+            yield f"{own.flag(name)} has no effect", f"add {' or '.join(own.flag(other) for other in needed)}"
     for name, estimators in _OF_ESTIMATORS.items():
         if r.origins[f"slime.{name}"] == "flag" and s["advantage_estimator"] not in estimators:
-            yield f"{_flag(name)} has no effect with --advantage-estimator {s['advantage_estimator']}", f"it is read by {', '.join(estimators)}"
+            yield f"{own.flag(name)} has no effect with --advantage-estimator {s['advantage_estimator']}", f"it is read by {', '.join(estimators)}"
 
 
 _MOMENTS = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "optimizer_cuda_graph")
@@ -307,12 +309,16 @@ def _off_policy(r: Resolved) -> Iterator[Problem | str]:
     for name in ("use_tis", "use_rs"):
         if s[name] and s["use_rollout_logprobs"]:
             yield (
-                f"{_flag(name)} with --use-rollout-logprobs: the old policy is the engine's, so their ratio is 1",
+                f"{own.flag(name)} with --use-rollout-logprobs: the old policy is the engine's, so their ratio is 1",
                 "keep one of the two",
             )
+    if s["get_mismatch_metrics"] and s["use_rollout_logprobs"]:
+        yield "--get-mismatch-metrics with --use-rollout-logprobs: the old policy is the engine's, so there is no mismatch to see", "keep one of the two"
+    if s["loss_type"] == "custom_loss" and s["use_top_p_replay"]:
+        yield "--use-top-p-replay with --loss-type custom_loss: such a loss gets logits of the whole distribution", "keep one of the two"
     for prefix, low, high in (("tis", "tis_clip_low", "tis_clip"), ("rs", "rs_lower_bound", "rs_upper_bound")):
         if s[f"use_{prefix}"] and not 0 <= s[low] <= s[high]:
-            yield f"{_flag(low)} {s[low]} and {_flag(high)} {s[high]}", "ratios need 0 <= lower <= upper"
+            yield f"{own.flag(low)} {s[low]} and {own.flag(high)} {s[high]}", "ratios need 0 <= lower <= upper"
     if s["use_tis"] and s["tis_mode"] == "truncate" and s["tis_clip_low"]:
         yield "--tis-clip-low has no effect with --tis-mode truncate", "use --tis-mode clip"
     yield from _routing(r)
@@ -327,14 +333,10 @@ def _routing(r: Resolved) -> Iterator[Problem | str]:
         yield "--use-routing-replay and --use-rollout-routing-replay exclude each other", "follow the old policy's pass or the engine"
     if s["use_routing_replay"] and s["use_rollout_logprobs"]:
         yield "--use-routing-replay with --use-rollout-logprobs: no pass of the old policy chooses experts", "use --use-rollout-routing-replay"
-    if s["use_routing_replay"] and s["num_steps_per_rollout"] == 1:
+    if s["use_routing_replay"] and s["num_steps_per_rollout"] == 1 and not s["keep_old_actor"]:
         yield "--use-routing-replay with one step a rollout: the policy has not moved since the pass that it replays"
     if r.megatron.get("moe_router_fusion") and (s["use_routing_replay"] or s["use_rollout_routing_replay"]):
         yield "--moe-router-fusion leaves out the replay of experts", "leave it out"
-
-
-def _flag(dest: str) -> str:
-    return own.by_dest()[dest].flag
 
 
 def _sampling(r: Resolved) -> Iterator[Problem | str]:
@@ -349,7 +351,7 @@ def _sampling(r: Resolved) -> Iterator[Problem | str]:
             yield f"--{name.replace('_', '-')} is {s[name]}", "it must be above 0 and at most 1"
     if s["loss_type"] != "sft_loss" and (s["rollout_top_p"] < 1 or s["rollout_top_k"] > 0):
         yield from off_policy.cut(r)
-    elif s["use_top_p_replay"]:
+    elif s["use_top_p_replay"] and s["loss_type"] != "sft_loss":
         yield "--use-top-p-replay has no effect: nothing is cut", "add --rollout-top-p with --rollout-top-k"
 
 

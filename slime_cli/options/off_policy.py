@@ -11,10 +11,6 @@ from slime_cli.options.resolve import Resolved
 Problem = tuple[str, str]
 
 
-def _flag(dest: str) -> str:
-    return own.by_dest()[dest].flag
-
-
 def interval(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     if s["keep_old_actor"] and s["update_weights_interval"] == 1:
@@ -47,8 +43,8 @@ def teacher(r: Resolved) -> Iterator[Problem]:
     elif kind is None:
         yield "--opd-teacher-load and --opd-teacher-url are two teachers", "keep one"
     elif given != [_TEACHERS[kind]]:
-        others = [_flag(dest) for dest in given if dest != _TEACHERS[kind]]
-        yield f"--opd-type {kind} takes {_flag(_TEACHERS[kind])}, not {', '.join(others)}", "give the one that it takes, alone"
+        others = [own.flag(dest) for dest in given if dest != _TEACHERS[kind]]
+        yield f"--opd-type {kind} takes {own.flag(_TEACHERS[kind])}, not {', '.join(others)}", "give the one that it takes, alone"
     if kind == "sglang" and s["rollout_temperature"] != 1:
         yield (
             f"--opd-type sglang with --rollout-temperature {s['rollout_temperature']}: SGLang's log-probabilities of a prompt are at "

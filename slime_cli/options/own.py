@@ -55,7 +55,7 @@ _MODEL = (
     ("--save", "str", None, "Folder for the trainer's checkpoints; in it, one for each stage where there are several."),
     ("--save-interval", "int", None, "Rollout steps between two checkpoints."),
     ("--keep-checkpoints", "int", 2, "Checkpoints to keep, the newest; the one that became the reference stays besides."),
-    ("--save-hf", "str", None, "Folder for Hugging Face exports; {rollout_id} in it becomes the step."),
+    ("--save-hf", "str", None, "Folder for Hugging Face exports, {rollout_id} in it becomes the step; in it, one for each stage where there are several."),
 )
 _ROLLOUT = (
     ("--num-rollout", "int", None, "Rollout steps to run."),
@@ -262,3 +262,8 @@ def by_flag() -> dict[str, OwnOption]:
 @functools.cache
 def by_dest() -> dict[str, OwnOption]:
     return {option.dest: option for option in OPTIONS}
+
+
+def flag(dest: str) -> str:
+    """How an option of ours is written."""
+    return by_dest()[dest].flag

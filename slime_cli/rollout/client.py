@@ -28,6 +28,8 @@ class RouterClient:
         self.engines: Callable[[], list[str]] | None = None
         """Set, requests go to the engines themselves: the router passes on the fields that it knows (0.3.2), and
         ``return_routed_experts`` is not among them."""
+        self._engines: list[str] | None = None
+        """Of the last look; taken anew after a request that failed."""
         self._asked: collections.Counter[str] = collections.Counter()
 
     async def close(self) -> None:
@@ -60,14 +62,18 @@ class RouterClient:
                 finally:
                     self._asked[url] -= 1
                 self.retries += 1
+                self._engines = None
                 self.alive()  # raises when the processes are gone
                 await asyncio.sleep(min(0.2 * 2**attempt, 5.0))
         raise EngineError(f"{url}/generate failed {RETRIES} times, last: {problem}", "see logs/ in the run directory")
 
-
     def _least_asked(self) -> str:
         """The router, or the engine with the fewest open requests."""
-        return self.url if self.engines is None else min(self.engines(), key=self._asked.__getitem__)
+        if self.engines is None:
+            return self.url
+        if self._engines is None:
+            self._engines = self.engines()
+        return min(self._engines, key=self._asked.__getitem__)
 
 
 def fill(sample: Sample, prompt_tokens: list[int], answer: dict[str, Any]) -> None:

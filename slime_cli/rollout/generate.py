@@ -124,12 +124,13 @@ class Generator:
         replay = training and self.args.use_top_p_replay
         body = {"input_ids": group.rendered.tokens, "sampling_params": params | {"n": len(group.pending)}, "return_logprob": True}
         body |= nucleus.request(self.args.rollout_top_k) if replay else {}
-        if self.routed_experts_shape:
+        shape = self.routed_experts_shape if training else None
+        if shape:
             body["return_routed_experts"] = True
         for sample, answer in zip(group.pending, await self.client.generate(body), strict=True):
             fill(sample, group.rendered.tokens, answer)
-            if self.routed_experts_shape:
-                fill_routed_experts(sample, answer, self.routed_experts_shape)
+            if shape:
+                fill_routed_experts(sample, answer, shape)
             if replay:
                 nucleus.fill(sample, answer, self.args.rollout_top_p)
         return [[sample] for sample in group.pending]

@@ -26,6 +26,8 @@ from slime_cli.rollout.rewards import is_local
 TRIES, BACKOFF, IN_FLIGHT = 4, 0.5, 64
 DEAD_AFTER = 8
 """So many samples in a row without one answer: nobody is there."""
+REFUSED_AFTER = 64
+"""So many in a row that it answered, but not with log-probabilities: a few long ones may be more than it takes, all of them not."""
 PROBES = 64
 """Tokens, spread over the vocabulary, whose text is compared."""
 
@@ -61,7 +63,7 @@ def address(given: str) -> Address:
 
 
 class Teacher:
-    """One for a run; belongs to one event loop."""
+    """One for a stage; belongs to one event loop."""
 
     def __init__(self, given: str, timeout: float):
         """``timeout``: seconds for one try of one sample."""
@@ -159,7 +161,7 @@ class Teacher:
             if found.kind not in ("unreachable", "timeout"):
                 break
         self.in_a_row += 1
-        if self.in_a_row >= DEAD_AFTER:
+        if self.in_a_row >= (DEAD_AFTER if found.kind in ("unreachable", "timeout") else REFUSED_AFTER):
             raise EngineError(
                 f"the teacher had no answer to {self.in_a_row} samples in a row, the last time: {found.detail}",
                 "mend the teacher; the same command resumes from the last commit",

@@ -166,8 +166,8 @@ def compute(
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Advantages and returns of every response token, both [R] and 0 where masked, by ``settings.advantage_estimator``.
 
-    ``executions_N``: which execution each sample came from; each its own when not given. ``kl_R``: divergence from the reference that ``--kl-coef`` takes off the reward. ``values_R``: the critic's, for ppo.
-    ``distil_R``: student minus teacher log-probabilities, which on-policy distillation takes off the advantage.
+    ``executions_N``: which execution each sample came from; each its own when not given. ``kl_R``: divergence from the reference
+    that ``--kl-coef`` takes off the reward. ``values_R``: the critic's, for ppo. ``distil_R``: student minus teacher log-probabilities, which on-policy distillation takes off the advantage.
     """
     s = settings
     estimator = s.advantage_estimator
@@ -187,6 +187,11 @@ def compute(
         advantages_R, returns_R = gae(token_rewards(rewards_N, kl_R, s.kl_coef, shape), values_R, s.gamma, s.lambd, shape)
     else:
         raise ValueError(f"unknown advantage estimator {estimator!r}; one of {', '.join(ESTIMATORS)}")
+    return conclude(s, advantages_R, shape, distil_R), returns_R
+
+
+def conclude(settings, advantages_R: np.ndarray, shape: Shape, distil_R: np.ndarray | None) -> np.ndarray:
+    """What comes after any estimator, a user's own as well: distillation's part off the advantages, then whitening where asked."""
     if distil_R is not None:
-        advantages_R = advantages_R - s.opd_kl_coef * shape.masked(distil_R)
-    return (whiten(advantages_R, shape) if s.normalize_advantages else advantages_R), returns_R
+        advantages_R = advantages_R - settings.opd_kl_coef * shape.masked(distil_R)
+    return whiten(advantages_R, shape) if settings.normalize_advantages else advantages_R

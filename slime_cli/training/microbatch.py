@@ -47,9 +47,9 @@ class MicroBatch:
     correction_R: torch.Tensor | None = None
     """What the policy loss is multiplied by: an off-policy correction, a user's reducer."""
     routed_experts_TLK: torch.Tensor | None = None
-    """Experts that the engine chose for each of this rank's tokens in all layers of the model."""
+    """Experts that the engine chose for each of this rank's tokens in all layers of the model, on the host, until they are taken."""
     routes: dict[tuple[int, int], torch.Tensor] = dataclasses.field(default_factory=dict)
-    """Experts chosen for this rank's tokens, [T, K] by virtual pipeline stage and router; see :mod:`slime_cli.training.routing`."""
+    """Experts chosen for this rank's tokens, int16 [T, K] by virtual pipeline stage and router; see :mod:`slime_cli.training.routing`."""
     on_policy: bool = True
     """The log-probabilities that are compared with the engine's are of the weights that generated it: only then is the
     difference a figure of the engines alone."""
@@ -64,8 +64,9 @@ class MicroBatch:
         return torch.as_tensor(values, dtype=torch.float32).to(self.tokens_T.device)
 
 
-def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut: packs.Cut, device) -> MicroBatch:
+def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut: packs.Cut, device, nucleus: bool = False) -> MicroBatch:
     """Tensors of this rank's part (``cut``) of the samples at ``positions``, which may hold none of their response tokens.
+    ``nucleus``: log-probabilities are taken among the tokens that sampling had left.
 
     No positions: a filler of masked tokens that keeps the ranks' collectives in step.
     """
@@ -98,10 +99,11 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
         return None if values_R is None else tensor(values_R[r] if len(r) else np.zeros(1), torch.float32)
 
     return MicroBatch(
-        positions=list(positions), tokens_T=tensor(tokens, torch.long), padding_T=tensor(~real_T if len(p) else real_T, torch.bool), pack=packs.pack(sizes, device, cut),
+        positions=list(positions), tokens_T=tensor(tokens, torch.long), padding_T=tensor(~real_T if len(p) else real_T, torch.bool),
+        pack=packs.pack(sizes, device, cut),
         where_R=tensor(where, torch.long), targets_R=tensor(targets, torch.long), mask_R=tensor(mask, torch.bool),
         weight_R=tensor(weight, torch.float32), sample_R=tensor(owners, torch.long), rows_R=r,
         rollout_log_probs_R=column(batch.rollout_log_probs_R), teacher_log_probs_R=column(batch.teacher_log_probs_R),
-        nucleus=None if batch.kept_ids_K is None else Nucleus.of(batch.kept_ids_K, batch.kept_counts_R, r, device),
-        routed_experts_TLK=None if routed is None else tensor(routed, torch.long),
+        nucleus=None if not nucleus else Nucleus.of(batch.kept_ids_K, batch.kept_counts_R, r, device),
+        routed_experts_TLK=None if routed is None else torch.from_numpy(routed.astype(np.int16)),
     )  # fmt: skip

@@ -62,14 +62,27 @@ class Network:
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of everything that this rank holds, over virtual pipeline stages."""
+        """(name, tensor) of all weights that this rank holds, over virtual pipeline stages: parameters, and the buffers that a
+        checkpoint has too (the bias by which a router chooses experts)."""
         for chunk, module in enumerate(self.model):
             for name, parameter in module.named_parameters():
                 yield f"{chunk}.{name}", parameter.data
+            for path, part in module.named_modules():
+                for name, buffer in part.named_buffers(recurse=False):
+                    if name not in part._non_persistent_buffers_set:
+                        yield f"{chunk}.{path}.{name}", buffer
 
     def keep(self, name: str) -> None:
         """Host copies of the present weights, to be put back with :meth:`as_kept`."""
         self._kept[name] = self._copies()
+
+    def keep_checkpoint(self, name: str, path: str | os.PathLike) -> None:
+        """The weights of a checkpoint folder kept as ``name``; the present ones stay."""
+        present = self._copies()
+        self.load(path, weights_only=True)
+        self.keep(name)
+        self._put(present)
+        self.optimizer.reload_model_params()
 
     @contextlib.contextmanager
     def as_kept(self, name: str) -> Iterator[None]:

@@ -19,9 +19,14 @@ class Schedule:
 
     per_rank: list[list[list[int]]]
     """``per_rank[dp_rank][micro_batch]`` lists positions of samples in the batch. An empty list is a micro-batch that
-    only keeps collectives in step; the trainer fills it with one masked token."""
+    only keeps collectives in step; the trainer fills it with masked tokens."""
     dropped: list[int]
     """Positions that the oversize policy left out."""
+
+
+def padded(length, ranks: int):
+    """Tokens that a sample of ``length`` (a number or an array) has over ``ranks`` context parallel ranks, two chunks on each."""
+    return length if ranks == 1 else -(-length // (2 * ranks)) * 2 * ranks
 
 
 def split_steps(executions: Sequence[int], steps: int) -> list[list[int]]:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from slime_cli.training import packing
+
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
@@ -36,7 +38,7 @@ class Cut:
 
     def whole(self, lengths_N: np.ndarray) -> np.ndarray:
         """Length of each sequence with its padding, over all ranks, [N]."""
-        return np.asarray(lengths_N, np.int64) if self.size == 1 else 2 * self.size * self.chunks(lengths_N)
+        return packing.padded(np.asarray(lengths_N, np.int64), self.size)
 
 
 @dataclasses.dataclass

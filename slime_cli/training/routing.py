@@ -36,12 +36,12 @@ class Routers:
         replays = self.chunks[chunk] if mode != FREE else []
         for n, replay in enumerate(replays):
             if mode == FOLLOW:
-                replay.set_target_indices(mb.routes[chunk, n])
+                replay.set_target_indices(mb.routes[chunk, n].to(mb.tokens_T.device, torch.long))
             replay.set_router_replay_action(Action.REPLAY_FORWARD if mode == FOLLOW else Action.RECORD)
         yield
         for n, replay in enumerate(replays):
             if mode == RECORD:
-                mb.routes[chunk, n] = replay.get_recorded_indices()
+                mb.routes[chunk, n] = replay.get_recorded_indices().to(torch.int16)
             replay.set_router_replay_action(Action.REPLAY_BACKWARD)
 
     def forget(self) -> None:
@@ -52,7 +52,7 @@ class Routers:
 
     def take(self, mb: MicroBatch) -> None:
         """Lays out the engine's choices for :meth:`during`: this rank's layers, and its tokens under sequence parallelism."""
-        routes_TLK = mb.routed_experts_TLK
+        routes_TLK, mb.routed_experts_TLK = mb.routed_experts_TLK, None
         if self.sequence_parallel:
             routes_TLK = routes_TLK.chunk(mpu.get_tensor_model_parallel_world_size())[mpu.get_tensor_model_parallel_rank()]
         for chunk, replays in enumerate(self.chunks):

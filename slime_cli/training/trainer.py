@@ -101,6 +101,8 @@ class Trainer:
         ``fresh``: the engines generated it with the weights that the policy has now, not with earlier ones.
         """
         s = self.settings
+        if s.policy:
+            self._check(batch)
         with self.tracer.span("data"):
             parts, dropped = self._parts(batch)
         found = self._prepare(batch, parts, fresh) if s.policy else {}
@@ -116,6 +118,19 @@ class Trainer:
         self.step += len(parts)
         out = [metrics.over_steps(r) for r in (of_critic, reports) if r]
         return None if None in out else functools.reduce(operator.or_, out) | found
+
+    def _check(self, batch: TrainBatch) -> None:
+        """Raises ValueError for a column that the settings need and the samples lack: a custom generate function must fill it in."""
+        s = self.settings
+        needed = {
+            "rollout_log_probs": (s.use_rollout_logprobs or s.corrected, batch.rollout_log_probs_R),
+            "rollout_top_p_token_ids": (s.use_top_p_replay, batch.kept_ids_K),
+            "rollout_routed_experts": (s.use_rollout_routing_replay, batch.routed_experts_TLK),
+            "teacher_log_probs": (s.use_opd and s.opd_type == "sglang", batch.teacher_log_probs_R),
+        }
+        for name, (wanted, column) in needed.items():
+            if wanted and column is None:
+                raise ValueError(f"the samples have no {name}, which the options need; a custom generate function must fill it in")
 
     def _objective(self) -> tuple[Callable, Callable]:
         """The policy's head and loss."""
@@ -160,7 +175,7 @@ class Trainer:
 
     def _micro_batches(self, batch: TrainBatch, positions: Sequence[int]) -> tuple[Part, int]:
         s, args = self.settings, self.args
-        context, lengths, costs = args.context_parallel_size, batch.lengths_N.tolist(), None
+        context, lengths, costs = args.context_parallel_size, self._cut.whole(batch.lengths_N).tolist(), None
         if s.balance_data or s.balance_by_flops:
             costs = list(map(balance.Flops.of(args), lengths, batch.response_lengths_N.tolist()))
         plan = packing.schedule(
@@ -170,7 +185,7 @@ class Trainer:
             multiple=args.pipeline_model_parallel_size if args.virtual_pipeline_model_parallel_size else 1,
         )  # fmt: skip
         weights_N = self._weights(batch, positions)
-        build = functools.partial(microbatch.build, batch, weights_N=weights_N, cut=self._cut, device=self.policy.device)
+        build = functools.partial(microbatch.build, batch, weights_N=weights_N, cut=self._cut, device=self.policy.device, nucleus=s.policy and s.use_top_p_replay)
         mbs = [build(p) for p in plan.per_rank[mpu.get_data_parallel_rank()]]
         if s.policy and s.use_rollout_routing_replay:
             for mb in mbs:
@@ -200,15 +215,10 @@ class Trainer:
         Metrics of the corrections. Only the last pipeline stage has any of it, and only it needs any.
         """
         s, mbs = self.settings, [mb for part in parts for mb in part]
-        if s.use_top_p_replay and batch.kept_ids_K is None:
-            raise ValueError("--use-top-p-replay: the batch has no rollout_top_p_token_ids; a custom generate function must fill them in")
         if s.reference:
             with self.tracer.span("ref_log_probs"), self.policy.as_kept("reference"):
                 self._log_probs(parts, "ref_log_probs_R")
-        if s.use_opd and s.opd_type == "sglang":
-            if batch.teacher_log_probs_R is None:
-                raise ValueError("--opd-type sglang: the batch has no teacher_log_probs, which its rollout should have asked for")
-        elif s.use_opd:
+        if s.use_opd and s.opd_type != "sglang":
             with self.tracer.span("teacher_log_probs"), self.policy.as_kept("teacher"):
                 self._log_probs(parts, "teacher_log_probs_R")
         self._old_log_probs(parts, fresh)
@@ -263,6 +273,7 @@ class Trainer:
         values_R = whole("old_values_R") if self.critic else None
         if "advantage" in self.hooks:
             advantages_R, returns_R = self._custom_advantages(batch, shape, kl_R, values_R)
+            advantages_R = advantages.conclude(s, advantages_R, shape, distil_R)
         else:
             advantages_R, returns_R = advantages.compute(
                 s, batch.rewards_N, batch.group_index_N, shape, executions_N=batch.sample_index_N,

@@ -196,3 +196,22 @@ def test_dry_run_shows_origins_layout_and_memory():
         assert said in text
     assert "--rollout-seed" not in text and "--rollout-seed" in shown(found, None, verbose=True)
     assert "--disable-bias-linear" in text and "given" in text
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"megatron": {"tensor_model_parallel_size": 2}}, {}, "stage a and stage b differ in --tensor-model-parallel-size"),
+        ({"slime": {"rm_timeout": 3}}, {}, "differ in --rm-timeout"),
+        ({"sglang": {"dtype": "float32"}}, {}, "differ in SGLang's options"),
+        ({"slime": {"use_rollout_routing_replay": True}}, {}, "differ in SGLang's options"),
+    ],
+)
+def test_stages_share_what_is_made_once(tmp_path, first, second, said):
+    import yaml
+
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({"stages": [{"name": "a"} | first, {"name": "b"} | second]}))
+    found = resolve(f"{GOOD} --actor-num-gpus-per-node 2".split(), [str(path)])
+    with pytest.raises(UsageError, match=said):
+        check(found)

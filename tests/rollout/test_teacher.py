@@ -161,9 +161,13 @@ async def test_a_dead_teacher_ends_the_run_and_a_single_failure_does_not():
         scripted.replies[:] = [(400, "no")] * (teacher.DEAD_AFTER - 1)
         for i in range(teacher.DEAD_AFTER):  # the last one has an answer
             await asking.teach([sample(i)], {})
-        scripted.replies[:] = [(400, "no")] * teacher.DEAD_AFTER
-        with pytest.raises(EngineError, match="no answer to 8 samples in a row.*HTTP 400: no"):
-            await asking.teach([sample(i) for i in range(20)], {})
+        failed = {}
+        scripted.replies[:] = [(400, "no")] * 2 * teacher.DEAD_AFTER
+        await asking.teach([sample(i) for i in range(2 * teacher.DEAD_AFTER)], failed)
+        assert set(failed.values()) == {"teacher_refused"}, "a few long samples are no dead teacher"
+        scripted.replies[:] = [(400, "no")] * teacher.REFUSED_AFTER
+        with pytest.raises(EngineError, match="no answer to 64 samples in a row.*HTTP 400: no"):
+            await asking.teach([sample(i) for i in range(80)], {})
     gone = Teacher(scripted.url, 5.0)
     with pytest.raises(EngineError, match="no answer to 8 samples in a row.*ClientConnectorError"):
         await gone.teach([sample(i) for i in range(20)], {})

@@ -330,6 +330,14 @@ def resume(session: Session) -> dict:
     fresh = session.trainer("tied", CHECKPOINTED, [], load=False)
     fresh.load(path, weights_only=True)
     out["weights_only_differing"] = differing(weights(fresh), kept["at_two"])
+    untouched = session.trainer("tied", CHECKPOINTED, [])
+    before = weights(untouched)
+    untouched.policy.keep_checkpoint("teacher", path)
+    out["differing_beside_a_teacher"] = differing(before, weights(untouched))
+    with untouched.policy.as_kept("teacher"):
+        out["differing_teacher"] = differing(weights(untouched), kept["at_two"])
+    out["first_step_beside_a_teacher_equal"] = untouched.train(global_batch()) == session.trainer("tied", CHECKPOINTED, []).train(global_batch())
+
     # A fresh optimizer's first step is the one that those weights take in an optimizer which never saw the checkpoint.
     other = session.trainer("tied", CHECKPOINTED, [], load=False)
     for name, tensor in other.policy.parameters():

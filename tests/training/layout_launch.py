@@ -16,17 +16,29 @@ WORKER = pathlib.Path(__file__).parent / "layout_worker.py"
 LAYOUTS = ("single", "tp2", "pp2", "vpp2", "cp2", "tp2_cp2", "dp2", "dp2_distributed")
 OF_EXPERTS = ("ep2", "tp2_ep2", "cp2_ep2", "pp2_ep2")
 """Layouts of mixtures of experts only."""
-OVER_FOUR = ("grpo", "grpo_per_token", "gspo", "ppo")
+OVER_FOUR = ("grpo", "grpo_recomputed", "grpo_per_token", "gspo", "ppo")
 """Cases of ``layout_cases.CASES`` that layouts of four ranks run: two cores take their time for those."""
 IN_DENSE_LAYOUTS = ("moe_grpo", "latent_rollout_replay_recomputed")
 IN_LAYOUTS_OF_EXPERTS = ("moe_grpo", "moe_grpo_per_token", "moe_ppo_packed_small", "latent_grpo", "moe_replay_recomputed", IN_DENSE_LAYOUTS[1])
 """Cases of ``moe_cases.CASES``; one process runs all."""
+POLICY = {
+    "single": ("frozen", "forgotten", "hooked", "taught", "endpoint", "old_actor", "user_weights", "nucleus", "critic", "missing", "not_finite"),
+    "dp2": ("forgotten", "endpoint", "user_weights", "critic", "not_finite"),
+    "tp2": ("frozen", "hooked", "old_actor", "nucleus", "critic"),
+}  # fmt: skip
+"""Layout -> functions of ``policy_cases.py`` that it runs."""
 SAVING = ("single", "dp2_distributed")
 JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING), "single:reshard")
 
 
+def doing(function: str) -> list[str]:
+    """Layouts that run this function of ``policy_cases.py``."""
+    return [layout for layout, functions in POLICY.items() if function in functions]
+
+
 @functools.cache
-def _folder() -> pathlib.Path:
+def start() -> tuple[pathlib.Path, subprocess.Popen]:
+    """Begins all jobs; ``conftest.py`` calls it before the session's first test, so that they run beside the others."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="slime-layouts-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     environment = os.environ | {
@@ -36,11 +48,23 @@ def _folder() -> pathlib.Path:
     with open(folder / "log", "w") as log:
         command = [sys.executable, str(WORKER), str(folder), *JOBS]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        try:
-            process.wait(timeout=1500)
-        finally:  # its own session: the worker, its ranks, and the helpers that Megatron's checkpoint writer leaves behind
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    atexit.register(_end, process)
+    return folder, process
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Its own session: the worker, its ranks, and the helpers that Megatron's checkpoint writer leaves behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@functools.cache
+def _folder() -> pathlib.Path:
+    folder, process = start()
+    try:
+        process.wait(timeout=1500)
+    finally:
+        _end(process)
     return folder
 
 

@@ -26,6 +26,7 @@ from megatron.bridge import AutoBridge  # noqa: E402, F401  (imported before the
 import attention_cases  # noqa: E402
 import checkpoint_cases  # noqa: E402
 import layout_cases  # noqa: E402
+from layout_launch import POLICY  # noqa: E402
 import moe_cases  # noqa: E402
 import policy_cases  # noqa: E402
 
@@ -79,7 +80,7 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
         "saved": layout_cases.save(session) if layout in checkpoint_cases.RESHARDED else {},
         "checkpoints": checkpoint_cases.everything(session),
         # Last: it ends in a gradient that is not finite, which one rank alone may see while others wait for it.
-        "policy": policy_cases.everything(session) if layout in ("single", "dp2", "tp2") else {},
+        "policy": policy_cases.everything(session) if layout in POLICY else {},
     }
 
 

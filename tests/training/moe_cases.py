@@ -98,7 +98,8 @@ def replay(session: Session) -> dict[str, float]:
             chosen_TLK[at.astype(int), layer] = mb.routes[0, n][: len(at)].numpy()
     same = log_probs(told, dataclasses.replace(batch, routed_experts_TLK=chosen_TLK))
     other = log_probs(told, batch)
-    return {"told_the_same": float((same - own).abs().max()), "told_another": float((other - own).abs().max())}
+    biases = sum(name.endswith("expert_bias") for name, _ in told.policy.parameters())  # kept with the weights of a reference
+    return {"biases": biases, "told_the_same": float((same - own).abs().max()), "told_another": float((other - own).abs().max())}
 
 
 def balance(session: Session) -> dict[str, float]:

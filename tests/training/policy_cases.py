@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+from layout_launch import POLICY
 from layout_cases import GRPO, MANIFEST, PLAIN, REWARD_KL, VOCABULARY, Session, differing, global_batch, rows, weights
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
@@ -283,8 +284,18 @@ def critic(session: Session) -> dict:
     return out
 
 
+def missing(session: Session) -> dict[str, str]:
+    """What is said of samples without a column that the settings need."""
+    batch, said = dataclasses.replace(global_batch(), rollout_log_probs_R=None), {}
+    for name in ("use_rollout_logprobs", "use_tis", "use_top_p_replay", "use_rollout_routing_replay"):
+        try:
+            session.trainer("untied", dataclasses.replace(GRPO, **{name: True}), []).train(batch)
+            said[name] = ""
+        except ValueError as error:
+            said[name] = str(error)
+    return said
+
+
 def everything(session: Session) -> dict:
     torch.manual_seed(0)
-    out = {"frozen": frozen(session), "forgotten": forgotten(session), "hooked": hooked(session), "taught": taught(session)}
-    out |= {"endpoint": endpoint(session), "old_actor": old_actor(session), "user_weights": user_weights(session), "nucleus": nucleus(session)}
-    return out | {"critic": critic(session), "not_finite": not_finite(session)}
+    return {name: globals()[name](session) for name in POLICY[session.layout]}

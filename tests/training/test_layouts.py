@@ -77,14 +77,14 @@ def test_packing_and_recomputation_do_not_change_a_step(case, other):
 
 def test_tokens_go_to_the_experts_that_the_engine_chose():
     (rank,) = layout_launch.ranks("single")
-    assert rank["replay"]["told_the_same"] < 1e-6 and rank["replay"]["told_another"] > 0.1
+    assert rank["replay"]["told_the_same"] < 1e-6 and rank["replay"]["biases"] == 3 and rank["replay"]["told_another"] > 0.1
 
 
 @pytest.mark.parametrize("layout", [*layout_launch.LAYOUTS, *layout_launch.OF_EXPERTS])
 def test_load_balancing_weighs_the_same_whether_samples_or_tokens_are_averaged(layout):
-    """Data-parallel ranks weigh alike in one way and by their tokens in the other; padding counts in the other alone."""
+    """Data-parallel ranks and micro-batches weigh alike in one way and by their tokens in the other; padding counts in the other alone."""
     (alone,) = layout_launch.ranks("single")
-    ranks_differ = layout.startswith(("dp2", "ep2", "pp2_ep2"))
+    ranks_differ = layout.startswith(("dp2", "ep2", "pp2_ep2", "vpp2"))
     for rank in layout_launch.ranks(layout):
         if rank["balance"]["by_sample"] is not None:
             for way, tolerance in (("by_sample", 2e-3), ("by_token", 0.02)):
@@ -124,6 +124,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(layout):
         assert got["complete"] == [2] and got["iteration"] == 2
         assert got["differing_at_two"] == 0
         assert got["metrics_equal"] and got["differing_at_four"] == 0
+
+
+@pytest.mark.parametrize("layout", layout_launch.SAVING)
+def test_a_teacher_from_a_checkpoint_leaves_the_policy_alone(layout):
+    for rank in layout_launch.ranks(f"{layout}:resume"):
+        got = rank["resume"]
+        assert got["differing_beside_a_teacher"] == 0 and got["differing_teacher"] == 0 and got["first_step_beside_a_teacher_equal"]
 
 
 @pytest.mark.parametrize("layout", layout_launch.SAVING)

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.timeout(1600)
-LAYOUTS = ["single", "dp2", "tp2"]
 
 
 def found(layout: str, name: str) -> list[dict]:
     return [rank["policy"][name] for rank in layout_launch.ranks(layout)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_launch.doing("frozen"))
 def test_frozen_parameters_do_not_move_and_the_others_do(layout):
     for got in found(layout, "frozen"):
         assert all(moved == ("mlp.linear_fc1" in name) for name, moved in got["only"].items())
@@ -22,13 +21,13 @@ def test_frozen_parameters_do_not_move_and_the_others_do(layout):
         assert "embeding: no parameter has such a name" in got["typo"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_launch.doing("forgotten"))
 def test_reset_moments_are_those_of_a_fresh_optimizer(layout):
     for got in found(layout, "forgotten"):
         assert got["reset"] == 0 and got["kept"] > 0
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_launch.doing("not_finite"))
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted_or_ends_the_run(layout):
     for got in found(layout, "not_finite"):
         assert got["skipped"] in (1, None) and got["moved"] == 0 and got["goes_on"]
@@ -36,14 +35,14 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted_or_ends_the_run(la
     assert any(got["skipped"] == 1 for got in found(layout, "not_finite"))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_launch.doing("hooked"))
 def test_hooks_in_the_place_of_slimes_own_parts(layout):
     for got in found(layout, "hooked"):
         assert got["advantage"] == 0 and got["loss"] < 1e-6 and got["reported"] in (42, None)
         assert "does not depend on the network" in got["constant"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_launch.doing("taught"))
 def test_a_teacher_teaches(layout):
     (metrics,) = [got["metrics"] for got in found(layout, "taught") if got["metrics"][0]]
     (single,) = [got["metrics"] for got in found("single", "taught")]
@@ -53,7 +52,7 @@ def test_a_teacher_teaches(layout):
     assert metrics[1]["loss"] == pytest.approx(single[1]["loss"], rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_launch.doing("endpoint"))
 def test_a_teachers_column_gives_the_advantages_of_the_formula(layout):
     ranks = found(layout, "endpoint")
     for got in ranks:
@@ -78,7 +77,7 @@ def global_batch_mask() -> int:
     return int(mask.sum())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_launch.doing("old_actor"))
 def test_old_log_probs_are_of_the_weights_that_generated(layout):
     ranks = found(layout, "old_actor")
     for got in ranks:
@@ -94,7 +93,7 @@ def test_old_log_probs_are_of_the_weights_that_generated(layout):
     assert kept["second"] == pytest.approx(kept["first"], rel=1e-5) and not_kept["first"] and not_kept["second"] is None
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_launch.doing("user_weights"))
 def test_a_users_weights_of_tokens(layout):
     ranks = found(layout, "user_weights")
     for got in ranks:
@@ -107,7 +106,7 @@ def test_a_users_weights_of_tokens(layout):
     assert first["thousandth"]["pg_loss"] == pytest.approx(first["plain"]["pg_loss"] / 1000, rel=0.05, abs=1e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_launch.doing("nucleus"))
 def test_log_probs_among_what_sampling_left(layout):
     ranks = found(layout, "nucleus")
     for got in ranks:
@@ -117,10 +116,21 @@ def test_log_probs_among_what_sampling_left(layout):
     assert got["cut"]["log_probs"] > got["whole"]["log_probs"] + 1 and math.isfinite(got["cut"]["grad_norm"])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_launch.doing("critic"))
 def test_the_critic_trains_alone_first_and_resumes_to_the_last_bit(layout):
     for got in found(layout, "critic"):
         assert got["policy_moved"] == 0 and got["critic_moved"] > 0
         assert got["step"] == 2 and got["metrics_equal"] and got["differing"] == 0
     (names,) = [got["first"] for got in found(layout, "critic") if got["first"]]
     assert "value_loss" in names and "pg_loss" not in names
+
+
+def test_samples_without_a_column_that_is_needed_are_named():
+    (said,) = found("single", "missing")
+    assert said == {
+        name: f"the samples have no {column}, which the options need; a custom generate function must fill it in"
+        for name, column in (
+            ("use_rollout_logprobs", "rollout_log_probs"), ("use_tis", "rollout_log_probs"), ("use_top_p_replay", "rollout_top_p_token_ids"),
+            ("use_rollout_routing_replay", "rollout_routed_experts"),
+        )
+    }  # fmt: skip

@@ -1,0 +1,30 @@
+"""What the stages of a run must have in common, because it is made once for all of them."""
+
+from slime_cli.errors import UsageError
+from slime_cli.options.resolve import Resolved
+
+ONCE = {
+    "megatron": (
+        "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
+        "expert_tensor_parallel_size", "num_layers_per_virtual_pipeline_stage",
+    ),
+    "slime": ("rm_workers", "rm_timeout", "sglang_server_concurrency", "hf_checkpoint"),
+}  # fmt: skip
+"""Section -> dests: process groups, reward workers, the client, the model. Engines besides, with all their options."""
+
+
+def agree(stages: list[tuple[str, Resolved]]) -> None:
+    """``(name, options)`` of each. Raises UsageError for the first option that two of them have otherwise."""
+    (first, one), *rest = stages
+    for name, other in rest:
+        for section, dests in ONCE.items():
+            for dest in dests:
+                if getattr(one, section).get(dest) != getattr(other, section).get(dest):
+                    raise UsageError(
+                        f"{first} and {name} differ in --{dest.replace('_', '-')}, which is settled once for the run",
+                        "give it at the top of the profile, or as a flag",
+                    )
+    served = [(name, stage) for name, stage in stages if stage.slime["loss_type"] != "sft_loss"]
+    for name, other in served[1:]:
+        if other.sglang != served[0][1].sglang:
+            raise UsageError(f"{served[0][0]} and {name} differ in SGLang's options, and the engines are started once", "make them equal")
