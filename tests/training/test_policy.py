@@ -56,7 +56,7 @@ def test_a_teacher_teaches(layout):
 def test_a_teachers_column_gives_the_advantages_of_the_formula(layout):
     ranks = found(layout, "endpoint")
     for got in ranks:
-        assert got["worst"] < 1e-5 and got["rows"] and "has no teacher_log_probs" in got["missing"]
+        assert got["worst"] < 1e-5 and got["rows"] and "have no teacher_log_probs" in got["missing"]
     batch = global_batch_mask()
     data_parallel = ranks if layout == "dp2" else ranks[:1]
     old = sum(got["old"] for got in data_parallel) / batch
@@ -110,7 +110,7 @@ def test_a_users_weights_of_tokens(layout):
 def test_log_probs_among_what_sampling_left(layout):
     ranks = found(layout, "nucleus")
     for got in ranks:
-        assert got["worst"] < 1e-5 and got["count"] and "has no rollout_top_p_token_ids" in got["missing"]
+        assert got["worst"] < 1e-5 and got["count"] and "have no rollout_top_p_token_ids" in got["missing"]
     (got,) = [rank for rank in ranks if rank["cut"]]
     assert got["cut"]["entropy"] == pytest.approx(got["whole"]["entropy"], rel=1e-5), "of the whole distribution in both"
     assert got["cut"]["log_probs"] > got["whole"]["log_probs"] + 1 and math.isfinite(got["cut"]["grad_norm"])
