@@ -32,7 +32,8 @@ def main() -> None:
     )  # fmt: skip
     where = next(layer.parameters()).device
     hidden_SBH = torch.randn(ROWS, 1, HIDDEN, device=where, requires_grad=True)
-    mb = types.SimpleNamespace(where_R=torch.arange(ROWS, device=where), targets_R=torch.randint(0, VOCABULARY, (ROWS,), device=where))
+    targets_R = torch.randint(0, VOCABULARY, (ROWS,), device=where)
+    mb = types.SimpleNamespace(where_R=torch.arange(ROWS, device=where), targets_R=targets_R, nucleus=None)
     given = dict(hidden_states=hidden_SBH, output_layer=layer, output_weight=None, scale_logits=lambda x: x, config=config)
 
     def peak(chunk: int) -> float:
