@@ -13,10 +13,15 @@ from slime_cli.saving import Step
 from slime_cli.weights import publish
 
 
+def evaluated(s: dict[str, Any], rollout_id: int) -> bool:
+    """``--eval-interval``: there is an evaluation after this rollout."""
+    return bool(s["eval_interval"]) and (rollout_id + 1) % s["eval_interval"] == 0
+
+
 def due(s: dict[str, Any], rollout_id: int, total: int) -> bool:
     """After this rollout: every ``--update-weights-interval``, before an evaluation, and at the end."""
-    done, evaluated = rollout_id + 1, s["eval_interval"]
-    return done % s["update_weights_interval"] == 0 or bool(evaluated and done % evaluated == 0) or done == total
+    done = rollout_id + 1
+    return done % s["update_weights_interval"] == 0 or evaluated(s, rollout_id) or done == total
 
 
 def step_held(s: dict[str, Any], commits: Sequence[Commit | Step], total: int) -> int:

@@ -220,8 +220,7 @@ class Stage:
                 self._publish()
             line = self._line(rollout_id, samples, batch, dropped, found, time.time() - begun)
         append_line(self.conductor.run_dir / "metrics.jsonl", line)
-        interval = self.s["eval_interval"]
-        if self.policy and interval and (rollout_id + 1) % interval == 0 and not last:
+        if self.policy and publishing.evaluated(self.s, rollout_id) and not last:
             self._evaluate()
         return line
 

@@ -68,11 +68,8 @@ class TrainBatch:
             return np.fromiter((x for row in values for x in row), dtype=dtype)
 
         def column(name: str, dtype=np.float32) -> np.ndarray | None:
-            rows = [getattr(s, name) for s in samples]
-            without = [s.index for s, row in zip(samples, rows) if row is None]
-            if without and len(without) < len(rows):
-                raise ValueError(f"sample {without[0]} has no {name} while others have")
-            return None if without or not rows else flat(rows, dtype)
+            rows = _all_or_none(samples, name)
+            return None if rows is None else flat(rows, dtype)
 
         kept_ids_K = column("rollout_top_p_token_ids", np.int64)
         return cls(
@@ -92,17 +89,24 @@ class TrainBatch:
         )
 
 
+def _all_or_none(samples: list[Sample], name: str) -> list | None:
+    """The field of every sample, None when none has it. Raises ValueError when only some have."""
+    rows = [getattr(s, name) for s in samples]
+    without = [s.index for s, row in zip(samples, rows) if row is None]
+    if without and len(without) < len(rows):
+        raise ValueError(f"sample {without[0]} has no {name} while others have")
+    return None if without or not rows else rows
+
+
 def _routed_experts(samples: list[Sample]) -> np.ndarray | None:
-    have = [s.rollout_routed_experts is not None for s in samples]
-    if not any(have):
+    chosen = _all_or_none(samples, "rollout_routed_experts")
+    if chosen is None:
         return None
-    if not all(have):
-        raise ValueError(f"sample {samples[have.index(False)].index} has no rollout_routed_experts while others have")
     shapes = sorted({tuple(s.routed_experts_shape) for s in samples})
     if len(shapes) > 1:
         raise ValueError(f"rollout_routed_experts differ in layers and experts a token: {shapes}")
     last_1LK = np.broadcast_to(np.arange(shapes[0][1], dtype=np.int16), (1, *shapes[0]))
-    return np.concatenate([part for s in samples for part in (np.frombuffer(s.rollout_routed_experts, "<i2").reshape(-1, *shapes[0]), last_1LK)])
+    return np.concatenate([part for c in chosen for part in (np.frombuffer(c, "<i2").reshape(-1, *shapes[0]), last_1LK)])
 
 
 def to_parquet(samples: list[Sample]) -> bytes:

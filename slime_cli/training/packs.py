@@ -98,13 +98,15 @@ def pack(lengths: list[int], device: torch.device, cut: Cut = Cut()) -> Pack:
         half, angles_T = len(positions_T) // 2, np.zeros(len(positions_T) * cut.size, np.int64)
         for chunk, own_T in ((cut.rank, positions_T[:half]), (2 * cut.size - 1 - cut.rank, positions_T[half:])):
             angles_T[chunk * half : (chunk + 1) * half] = own_T
-    ends = torch.from_numpy(np.concatenate([[0], np.cumsum(whole_N)])).int()
-    slices = torch.tensor([0, int(ends[-1])], dtype=torch.int32) if cut.local else ends.to(device)
-    shape = (rectangles if cut.size == 1 else zigzag)(lengths, cut) if cut.local else None
-    if shape is not None:
+    ends = slices = torch.from_numpy(np.concatenate([[0], np.cumsum(whole_N)])).int()
+    shape = None
+    if cut.local:
+        slices = ends[[0, -1]]
+        shape = rectangles(lengths) if cut.size == 1 else zigzag(lengths, cut)
         shape.queries, shape.keys = ([x.to(device) for x in part] for part in (shape.queries, shape.keys))
         shape.scatter_T = shape.scatter_T.to(device)
-    ends = ends if cut.local else slices
+    else:
+        ends = slices = ends.to(device)
     return Pack(
         qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=slices, cu_seqlens_kv_padded=slices,
         max_seqlen_q=int(whole_N.max()), max_seqlen_kv=int(whole_N.max()), positions_T=torch.from_numpy(positions_T).to(device),
@@ -112,7 +114,7 @@ def pack(lengths: list[int], device: torch.device, cut: Cut = Cut()) -> Pack:
     )  # fmt: skip
 
 
-def rectangles(lengths: list[int], cut: Cut = Cut()) -> Rectangles:
+def rectangles(lengths: list[int]) -> Rectangles:
     """Whole sequences grouped by length to the next power of two, padded on the right: at most doubled, and no query sees it."""
     lengths = np.asarray(lengths, np.int64)
     starts, classes = np.cumsum(lengths) - lengths, [int(n - 1).bit_length() for n in lengths]

@@ -23,15 +23,20 @@ def moved(session: Session, settings: Settings, batch=None, flags=()) -> dict[st
     return {name: bool((before[name] != tensor).any()) for name, tensor in trainer.policy.parameters()}
 
 
+def said(kind: type[Exception], attempt) -> str:
+    """What an attempt fails with; nothing when it does not fail."""
+    try:
+        attempt()
+    except kind as error:
+        return str(error)
+    return ""
+
+
 def frozen(session: Session) -> dict:
     only = moved(session, dataclasses.replace(GRPO, only_train_params_name_list=(r"mlp\.linear_fc1",)))
     freeze = moved(session, dataclasses.replace(GRPO, freeze_params_name_list=(r"embedding", r"layernorm")))
-    try:
-        session.trainer("untied", dataclasses.replace(GRPO, freeze_params_name_list=("embeding",)), [])
-        typo = ""
-    except UsageError as error:
-        typo = str(error)
-    return {"only": only, "freeze": freeze, "typo": typo}
+    misspelt = dataclasses.replace(GRPO, freeze_params_name_list=("embeding",))
+    return {"only": only, "freeze": freeze, "typo": said(UsageError, lambda: session.trainer("untied", misspelt, []))}
 
 
 def forgotten(session: Session) -> dict:
@@ -96,12 +101,8 @@ def hooked(session: Session) -> dict:
     metrics = custom.train(global_batch())
     out["loss"] = max(float((a - b).abs().max()) for a, b in zip(weights(sft).values(), weights(custom).values()))
     out["reported"] = None if metrics is None else metrics["answer"]
-    try:
-        session.trainer("untied", GRPO, [], hooks={"loss": constant}).train(global_batch())
-        out["constant"] = ""
-    except RuntimeError as error:
-        out["constant"] = str(error)
-    return out
+    flat = session.trainer("untied", GRPO, [], hooks={"loss": constant})
+    return out | {"constant": said(RuntimeError, lambda: flat.train(global_batch()))}
 
 
 def taught(session: Session) -> dict:
@@ -151,12 +152,7 @@ def endpoint(session: Session) -> dict:
     out = {"worst": worst, "rows": sum(len(mb.rows_R) for mb in mbs), "found": found, "teacher": float(teacher_R[mask].astype(float).mean())}
     out["old"] = sum(v for row, v in old.items() if mask[row])
     out["trained"] = trainer.train(given)
-    try:
-        trainer.train(batch)
-        out["missing"] = ""
-    except ValueError as error:
-        out["missing"] = str(error)
-    return out
+    return out | {"missing": said(ValueError, lambda: trainer.train(batch))}
 
 
 def old_actor(session: Session) -> dict:
@@ -223,12 +219,7 @@ def nucleus(session: Session) -> dict:
             among_V = logits_V[kept[row]] if kept[row] else logits_V
             worst, count = max(worst, abs(got - float(logits_V[targets[row]] - among_V.logsumexp(0)))), count + 1
     out = {"worst": worst, "count": count, "cut": trainer.train(cut), "whole": session.trainer("untied", GRPO, []).train(batch)}
-    try:
-        trainer.train(batch)
-        out["missing"] = ""
-    except ValueError as error:
-        out["missing"] = str(error)
-    return out
+    return out | {"missing": said(ValueError, lambda: trainer.train(batch))}
 
 
 def user_weights(session: Session) -> dict:
@@ -286,14 +277,11 @@ def critic(session: Session) -> dict:
 
 def missing(session: Session) -> dict[str, str]:
     """What is said of samples without a column that the settings need."""
-    batch, said = dataclasses.replace(global_batch(), rollout_log_probs_R=None), {}
-    for name in ("use_rollout_logprobs", "use_tis", "use_top_p_replay", "use_rollout_routing_replay"):
-        try:
-            session.trainer("untied", dataclasses.replace(GRPO, **{name: True}), []).train(batch)
-            said[name] = ""
-        except ValueError as error:
-            said[name] = str(error)
-    return said
+    batch = dataclasses.replace(global_batch(), rollout_log_probs_R=None)
+    return {
+        name: said(ValueError, lambda: session.trainer("untied", dataclasses.replace(GRPO, **{name: True}), []).train(batch))
+        for name in ("use_rollout_logprobs", "use_tis", "use_top_p_replay", "use_rollout_routing_replay")
+    }
 
 
 def everything(session: Session) -> dict:
