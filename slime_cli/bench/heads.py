@@ -1,17 +1,18 @@
 """Peak memory of the log-probability path, forward and backward, in multiples of one float32 copy of its logits.
 
-Runs in a process of its own (``python -m slime_cli.bench.heads``) and prints one JSON object. Plain means the same functions
-over all rows at once, which is what the chunks are there to avoid.
+Runs in a process of its own (``python -m slime_cli.bench.heads [VOCABULARY]``) and prints one JSON object. Plain means
+the same functions over all rows at once, which is what the chunks are there to avoid.
 """
 
 import json
 import os
+import sys
 import types
 
 ROWS, HIDDEN, VOCABULARY, CHUNK = 4096, 256, 32768, 256
 
 
-def main() -> None:
+def main(vocabulary: int) -> None:
     from slime_cli.hardware import device as hardware
 
     device = hardware.prepare_trainer()
@@ -28,11 +29,11 @@ def main() -> None:
     mpu.initialize_model_parallel()
     config = TransformerConfig(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, use_cpu_initialization=device.kind == "cpu")
     layer = ColumnParallelLinear(
-        HIDDEN, VOCABULARY, config=config, init_method=torch.nn.init.normal_, bias=False, skip_bias_add=False, gather_output=False
+        HIDDEN, vocabulary, config=config, init_method=torch.nn.init.normal_, bias=False, skip_bias_add=False, gather_output=False
     )  # fmt: skip
     where = next(layer.parameters()).device
     hidden_SBH = torch.randn(ROWS, 1, HIDDEN, device=where, requires_grad=True)
-    targets_R = torch.randint(0, VOCABULARY, (ROWS,), device=where)
+    targets_R = torch.randint(0, vocabulary, (ROWS,), device=where)
     mb = types.SimpleNamespace(where_R=torch.arange(ROWS, device=where), targets_R=targets_R, nucleus=None)
     given = dict(hidden_states=hidden_SBH, output_layer=layer, output_weight=None, scale_logits=lambda x: x, config=config)
 
@@ -40,10 +41,10 @@ def main() -> None:
         """Bytes above what was there before, over bytes of the logits."""
         with torch.profiler.profile(profile_memory=True, record_shapes=False) as profile:
             heads.log_probs(mb, temperature=1.0, entropy="gradient", chunk=chunk, **given).sum().backward()
-        return highest(profile, device.kind) / (4 * ROWS * VOCABULARY)
+        return highest(profile, device.kind) / (4 * ROWS * vocabulary)
 
     peak(CHUNK)  # the first call allocates the gradients
-    print(json.dumps({"chunked": peak(CHUNK), "plain": peak(ROWS), "rows": ROWS, "vocabulary": VOCABULARY, "chunk": CHUNK}))
+    print(json.dumps({"chunked": peak(CHUNK), "plain": peak(ROWS), "rows": ROWS, "vocabulary": vocabulary, "chunk": CHUNK}))
 
 
 def highest(profile, kind: str) -> int:
@@ -57,4 +58,4 @@ def highest(profile, kind: str) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else VOCABULARY)
