@@ -24,7 +24,7 @@ attention layers * (r_kv + d_rope) * w_e.
 from dataclasses import dataclass
 from typing import Any
 
-from slime_cli.options.checks import layout
+from slime_cli.options.checks.placement import layout
 from slime_cli.options.resolve import Resolved
 from slime_cli.options.spec import expand
 

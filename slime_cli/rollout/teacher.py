@@ -6,7 +6,7 @@ does not check prompt ids, and one beyond the embedding ends its engine); a teac
 the same command resumes.
 
 SGLang's log-probabilities of a prompt are of ``softmax(logits)`` whatever temperature the request names, so the student
-must sample at temperature 1 (options/checks.py holds it to that).
+must sample at temperature 1 (options/checks/off_policy.py holds it to that).
 """
 
 import asyncio

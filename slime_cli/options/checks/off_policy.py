@@ -1,14 +1,47 @@
-"""Cross-checks of what makes samples and policy differ, or brings another policy in: older weights, cut sampling, a teacher.
-
-Read by :mod:`slime_cli.options.checks`, whose conventions hold: a pair is a contradiction and its fix, a text a warning.
-"""
+"""What makes samples and policy differ, or brings another policy in: older weights, cut sampling, a teacher."""
 
 from collections.abc import Iterator
 
 from slime_cli.options import own
+from slime_cli.options.checks.common import Problem
 from slime_cli.options.resolve import Resolved
 
-Problem = tuple[str, str]
+
+def off_policy(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if s["loss_type"] == "sft_loss":
+        return
+    for name in ("use_tis", "use_rs"):
+        if s[name] and s["use_rollout_logprobs"]:
+            yield (
+                f"{own.flag(name)} with --use-rollout-logprobs: the old policy is the engine's, so their ratio is 1",
+                "keep one of the two",
+            )
+    if s["get_mismatch_metrics"] and s["use_rollout_logprobs"]:
+        yield "--get-mismatch-metrics with --use-rollout-logprobs: the old policy is the engine's, so there is no mismatch to see", "keep one of the two"
+    if s["loss_type"] == "custom_loss" and s["use_top_p_replay"]:
+        yield "--use-top-p-replay with --loss-type custom_loss: such a loss gets logits of the whole distribution", "keep one of the two"
+    for prefix, low, high in (("tis", "tis_clip_low", "tis_clip"), ("rs", "rs_lower_bound", "rs_upper_bound")):
+        if s[f"use_{prefix}"] and not 0 <= s[low] <= s[high]:
+            yield f"{own.flag(low)} {s[low]} and {own.flag(high)} {s[high]}", "ratios need 0 <= lower <= upper"
+    if s["use_tis"] and s["tis_mode"] == "truncate" and s["tis_clip_low"]:
+        yield "--tis-clip-low has no effect with --tis-mode truncate", "use --tis-mode clip"
+    yield from _routing(r)
+    if s["use_opd"]:
+        yield from teacher(r)
+    yield from interval(r)
+
+
+def _routing(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if s["use_routing_replay"] and s["use_rollout_routing_replay"]:
+        yield "--use-routing-replay and --use-rollout-routing-replay exclude each other", "follow the old policy's pass or the engine"
+    if s["use_routing_replay"] and s["use_rollout_logprobs"]:
+        yield "--use-routing-replay with --use-rollout-logprobs: no pass of the old policy chooses experts", "use --use-rollout-routing-replay"
+    if s["use_routing_replay"] and s["num_steps_per_rollout"] == 1 and not s["keep_old_actor"]:
+        yield "--use-routing-replay with one step a rollout: the policy has not moved since the pass that it replays"
+    if r.megatron.get("moe_router_fusion") and (s["use_routing_replay"] or s["use_rollout_routing_replay"]):
+        yield "--moe-router-fusion leaves out the replay of experts", "leave it out"
 
 
 def interval(r: Resolved) -> Iterator[Problem | str]:
@@ -73,3 +106,6 @@ def cut(r: Resolved) -> Iterator[Problem | str]:
         )
     elif s["opd_type"] == "sglang":
         yield "--use-top-p-replay with --opd-type sglang: the teacher's log-probabilities are of the whole distribution", "keep one of the two"
+
+
+TRAIN = (off_policy,)

@@ -1,0 +1,85 @@
+"""What must be given, the sizes of a rollout and its optimizer steps, and the tokens of a micro-batch."""
+
+from collections.abc import Iterator
+
+from slime_cli.options.checks.common import Problem
+from slime_cli.options.checks.placement import layout
+from slime_cli.options.resolve import Resolved
+
+
+def required(r: Resolved) -> Iterator[Problem]:
+    if not r.slime["hf_checkpoint"]:
+        yield "--hf-checkpoint is missing", "give the Hugging Face folder of the model"
+    if r.command != "train":
+        return
+    if not r.slime["prompt_data"]:
+        yield "--prompt-data is missing", "give a file of prompts, or reasoning-gym:TASK"
+    if r.slime["num_rollout"] is None and r.slime["num_epoch"] is None:
+        yield "--num-rollout is missing", "say how many rollout steps to run, or give --num-epoch"
+    if not r.slime["rollout_batch_size"]:
+        yield "--rollout-batch-size is missing", "say how many prompts one rollout step takes"
+
+
+def positive(r: Resolved) -> Iterator[Problem]:
+    names = (
+        "actor_num_nodes actor_num_gpus_per_node rollout_num_gpus_per_engine rollout_batch_size "
+        "n_samples_per_prompt num_steps_per_rollout update_weights_interval max_tokens_per_gpu save_interval "
+        "eval_interval n_samples_per_eval_prompt rollout_max_response_len rollout_max_prompt_len eval_max_response_len "
+        "over_sampling_batch_size sglang_server_concurrency rm_timeout rm_workers num_rollout num_epoch keep_rollouts "
+        "keep_checkpoints"
+    )
+    for name in names.split():
+        if (value := r.slime[name]) is not None and value <= 0:
+            yield f"--{name.replace('_', '-')} is {value}", "it must be at least 1"
+
+
+def batch(r: Resolved) -> Iterator[Problem | str]:
+    prompts, group = r.slime["rollout_batch_size"], r.slime["n_samples_per_prompt"]
+    steps, batch = r.slime["num_steps_per_rollout"], r.megatron.get("global_batch_size")
+    if not prompts:
+        return
+    if steps is None or batch is None or prompts * group != batch * steps:
+        yield (
+            f"--rollout-batch-size {prompts} x --n-samples-per-prompt {group} = {prompts * group} samples, but "
+            f"--global-batch-size {batch or '?'} x --num-steps-per-rollout {steps or '?'}"
+            f"{f' = {batch * steps}' if batch and steps else ''}",
+            "make the products equal, or leave one of the last two out",
+        )
+        return
+    dp, micro = layout(r)["dp"], r.megatron.get("micro_batch_size", 1)
+    if not r.slime["use_dynamic_batch_size"] and dp and batch % (dp * micro):
+        yield (
+            f"--global-batch-size {batch} is not a multiple of data parallel {dp} x --micro-batch-size {micro}",
+            "change one, or give --use-dynamic-batch-size with --max-tokens-per-gpu",
+        )
+    elif batch < dp:
+        yield f"--global-batch-size {batch} is below data parallel {dp}: some ranks have nothing to do in every step"
+    if dp == 1 and r.slime["balance_data"] and r.origins["slime.balance_data"] == "flag":
+        yield "--balance-data has no effect with data parallel 1", "leave it out, or give more trainer ranks"
+    over = r.slime["over_sampling_batch_size"]
+    if over is not None and over < prompts:
+        yield f"--over-sampling-batch-size {over} is below --rollout-batch-size {prompts}", "raise it, or leave it out"
+
+
+def tokens(r: Resolved) -> Iterator[Problem | str]:
+    dynamic, cap = r.slime["use_dynamic_batch_size"], r.slime["max_tokens_per_gpu"]
+    if dynamic and not cap:
+        yield "--use-dynamic-batch-size needs --max-tokens-per-gpu", "give the tokens that one rank can take"
+    if not dynamic:
+        for name in ("max_tokens_per_gpu", "oversize", "balance_by_flops"):
+            if r.origins[f"slime.{name}"] == "flag":
+                yield f"--{name.replace('_', '-')} has no effect", "add --use-dynamic-batch-size"
+    answer, prompt = r.slime["rollout_max_response_len"], r.slime["rollout_max_prompt_len"] or 0
+    room = (cap or 0) * layout(r)["cp"]
+    if dynamic and cap and answer and answer + prompt > room:
+        policy = f"--oversize {r.slime['oversize']} applies"
+        yield f"samples can have {answer + prompt} tokens and a micro-batch takes {room}: {policy}"
+    context = r.sglang.get("context_length")
+    if isinstance(context, int) and answer and answer + prompt > context:
+        yield (
+            f"--sglang-context-length {context} is below prompt {prompt} + answer {answer}",
+            "raise it, or lower the lengths",
+        )
+
+
+TRAIN = (batch, tokens)

@@ -1,0 +1,97 @@
+"""Ranks, engines and the devices that they are on. :func:`layout` is the one place that turns parallel sizes into ranks and engines."""
+
+from collections.abc import Iterator
+
+from slime_cli.options.checks.common import Problem
+from slime_cli.options.resolve import Resolved
+
+
+def layout(resolved: Resolved) -> dict[str, int]:
+    """Parallel sizes of the trainer, its ranks, and the number of engines. dp is 0 when the sizes do not divide."""
+    slime, megatron = resolved.slime, resolved.megatron
+    tp = megatron.get("tensor_model_parallel_size", 1)
+    pp = megatron.get("pipeline_model_parallel_size", 1)
+    cp = megatron.get("context_parallel_size", 1)
+    world = slime["actor_num_nodes"] * slime["actor_num_gpus_per_node"]
+    model = max(tp * pp * cp, 1)
+    return {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "dp": 0 if world % model else world // model,
+        "ep": megatron.get("expert_model_parallel_size", 1),
+        "world_size": world,
+        "engine_tp": slime["rollout_num_gpus_per_engine"],
+        "engines": (slime["rollout_num_gpus"] or 0) // max(slime["rollout_num_gpus_per_engine"], 1),
+    }
+
+
+def cluster(r: Resolved) -> Iterator[Problem | str]:
+    devices, each = r.slime["rollout_num_gpus"] or 0, r.slime["rollout_num_gpus_per_engine"]
+    endpoint = r.slime["rollout_endpoint"]
+    if each > 0 and devices % each:
+        yield f"--rollout-num-gpus {devices} is not a multiple of --rollout-num-gpus-per-engine {each}", "change one"
+    if endpoint and r.slime["colocate"]:
+        yield (
+            "--colocate and --rollout-endpoint exclude each other",
+            "engines of another process cannot be moved: keep one",
+        )
+    if endpoint:
+        unused = [
+            f"--{section}-{dest.replace('_', '-')}"
+            for section in ("sglang", "router")
+            for dest in getattr(r, section)
+            if r.origins[f"{section}.{dest}"] == "flag"
+        ]
+        unused += ["--rollout-num-gpus"] if r.origins["slime.rollout_num_gpus"] == "flag" else []
+        if unused:
+            yield f"{', '.join(unused)}: no effect with --rollout-endpoint", "give them to `slime serve-rollout`"
+    elif devices == 0 and r.slime["loss_type"] != "sft_loss":
+        yield (
+            "--rollout-num-gpus is 0 and there is no --rollout-endpoint",
+            "something must generate: give one of the two",
+        )
+    if r.slime["colocate"] and not endpoint and devices > layout(r)["world_size"]:
+        yield (
+            f"--colocate has {layout(r)['world_size']} devices, --rollout-num-gpus is {devices}",
+            "leave the latter out",
+        )
+
+
+def parallel(r: Resolved) -> Iterator[Problem | str]:
+    sizes, megatron = layout(r), r.megatron
+    tp, pp, cp, ep, world = (sizes[name] for name in ("tp", "pp", "cp", "ep", "world_size"))
+    if sizes["dp"] == 0:
+        yield (
+            f"{world} trainer ranks ({r.slime['actor_num_nodes']} nodes x {r.slime['actor_num_gpus_per_node']}) cannot "
+            f"be split into tensor {tp} x pipeline {pp} x context {cp} = {tp * pp * cp}",
+            "change --actor-num-gpus-per-node or the parallel sizes",
+        )
+    expert_tp = megatron.get("expert_tensor_parallel_size") or tp
+    if ep > 1 and world % (expert_tp * ep * pp):
+        yield (
+            f"{world} trainer ranks cannot be split into expert tensor {expert_tp} x expert {ep} x pipeline {pp}",
+            "change one",
+        )
+    if ep > 1 and (experts := megatron.get("num_experts")) is not None and experts % ep:
+        yield f"--num-experts {experts} is not a multiple of --expert-model-parallel-size {ep}", "change the latter"
+    if megatron.get("sequence_parallel") and tp == 1:
+        yield "--sequence-parallel needs --tensor-model-parallel-size above 1", "leave it out, or raise the tensor size"
+    for name in ("num_attention_heads", "ffn_hidden_size"):
+        if (value := megatron.get(name)) and value % tp:
+            yield (
+                f"--{name.replace('_', '-')} {value} is not a multiple of --tensor-model-parallel-size {tp}",
+                "lower it",
+            )
+    uneven = any(key.startswith(("decoder_first_pipeline", "decoder_last_pipeline", "pipeline_model_parallel_layout",
+                                 "account_for")) for key in megatron)  # fmt: skip
+    if (layers := megatron.get("num_layers")) and layers % pp and not uneven:
+        yield (
+            f"--num-layers {layers} is not a multiple of --pipeline-model-parallel-size {pp}",
+            "change the pipeline size",
+        )
+    if megatron.get("bf16") and megatron.get("fp16"):
+        yield "--bf16 and --fp16 exclude each other", "keep one, or write --fp16=false to undo a profile's"
+
+
+TRAIN = (parallel,)

@@ -1,0 +1,56 @@
+"""How answers are sampled, rewarded and evaluated."""
+
+from collections.abc import Iterator
+
+from slime_cli.options.checks.common import Problem
+from slime_cli.options.checks.off_policy import cut
+from slime_cli.options.resolve import Resolved
+
+
+def sampling(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if not s["rollout_temperature"] > 0:
+        yield (
+            f"--rollout-temperature is {s['rollout_temperature']}",
+            "training needs samples with probabilities: above 0",
+        )
+    for name in ("rollout_top_p", "eval_top_p"):
+        if not 0 < s[name] <= 1:
+            yield f"--{name.replace('_', '-')} is {s[name]}", "it must be above 0 and at most 1"
+    if s["loss_type"] != "sft_loss" and (s["rollout_top_p"] < 1 or s["rollout_top_k"] > 0):
+        yield from cut(r)
+    elif s["use_top_p_replay"] and s["loss_type"] != "sft_loss":
+        yield "--use-top-p-replay has no effect: nothing is cut", "add --rollout-top-p with --rollout-top-k"
+
+
+def reward(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    builtin = str(s["prompt_data"] or "").startswith("reasoning-gym:")
+    if s["loss_type"] != "sft_loss" and not (s["rm_type"] or s["custom_rm_path"] or builtin):
+        if s["custom_generate_function_path"]:
+            yield "no reward: each sample must come with its own from --custom-generate-function-path, or be dropped"
+        else:
+            yield (
+                "no reward: neither --rm-type nor --custom-rm-path",
+                "give one; only reasoning-gym: prompts and --custom-generate-function-path bring their own",
+            )
+    if s["rm_type"] == "remote_rm" and not s["rm_url"]:
+        yield "--rm-type remote_rm needs --rm-url", "give the service's address"
+    if s["group_rm"] and not s["custom_rm_path"]:
+        yield "--group-rm needs --custom-rm-path", "built-in rewards look at one sample"
+
+
+def evaluation(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    data = s["eval_prompt_data"] or []
+    if len(data) % 2:
+        yield f"--eval-prompt-data has {len(data)} words", "give pairs: NAME PATH NAME PATH"
+    elif len(set(data[::2])) < len(data) // 2:
+        yield f"--eval-prompt-data names a set twice: {' '.join(data[::2])}", "give each its own name"
+    if s["eval_interval"] and not data:
+        yield "--eval-interval without --eval-prompt-data", "give a set to evaluate on"
+    if s["eval_temperature"] < 0:
+        yield f"--eval-temperature is {s['eval_temperature']}", "0 is greedy; it cannot be negative"
+
+
+TRAIN = (sampling, reward, evaluation)
