@@ -8,8 +8,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from slime_cli import plain
+
 
 def main(argv: Sequence[str] | None = None) -> None:
+    plain.replace_unprintable()
     sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from slime_cli import plain
 from slime_cli.errors import UsageError
 
 COMMANDS = {
@@ -89,9 +90,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,  # rich would double the time of `slime --help`
-    pretty_exceptions_enable=False,
+    **plain.TYPER,
     help="RL post-training for LLMs: Megatron trains, SGLang generates, a Data Buffer joins them.",
     epilog="Exit codes: 0 done, 2 usage, 3 bad input data, 4 an engine or worker died, 5 interrupted but resumable.",
 )
@@ -174,9 +173,10 @@ def _line(option: Any) -> str:
     return f"{option.help} [{option.default}]" if shown else option.help
 
 
-def _entry(flag: str, text: str, indent: int = 38, width: int = 110) -> list[str]:
-    wrapped = textwrap.wrap(text, width - indent)
-    head = f"  {flag}"
-    if len(head) >= indent - 1:
-        return [head, *(" " * indent + line for line in wrapped)]
-    return [head.ljust(indent) + wrapped[0], *(" " * indent + line for line in wrapped[1:])]
+def _entry(flag: str, text: str, indent: int = 38) -> list[str]:
+    width = plain.width()
+    head = textwrap.wrap(flag.replace(",", ", "), width - 2, initial_indent="  ", subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+    lines = [" " * indent + line for line in textwrap.wrap(text, width - indent)]
+    if len(head[-1]) >= indent - 1 or len(head) > 1:
+        return [*(line.replace(", ", ",") for line in head), *lines]
+    return [head[0].replace(", ", ",").ljust(indent) + lines[0].lstrip(), *lines[1:]]

@@ -51,9 +51,11 @@ def show(console, run_dir: pathlib.Path, summary: dict) -> None:
     from rich.table import Table
 
     rewards = [line["reward_mean"] for line in metric_lines(run_dir) if "reward_mean" in line]
-    if rewards:
+    if len(rewards) > 1:
         _plot_terminal(console, rewards)
         _plot_png(run_dir / "reward.png", rewards, summary)
+    elif rewards:
+        console.print(f"mean reward of the one rollout: {rewards[0]:.3f}")
     table = Table(title="run finished", show_header=False)
     for name, value in summary.items():
         if name in ("ledger", "verification") or value is None:
@@ -68,6 +70,7 @@ def show(console, run_dir: pathlib.Path, summary: dict) -> None:
 
 def _plot_terminal(console, rewards: list[float]) -> None:
     import plotext
+    from rich.text import Text
 
     plotext.clear_figure()
     plotext.plot_size(min(console.width, 90), 16)
@@ -76,7 +79,7 @@ def _plot_terminal(console, rewards: list[float]) -> None:
     plotext.xlabel("rollout")
     plotext.ylim(0, max(1.0, max(rewards)))
     plotext.plot(list(range(1, len(rewards) + 1)), rewards, marker="braille")
-    console.print(plotext.build(), highlight=False, markup=False, soft_wrap=True)
+    console.print(Text.from_ansi(plotext.build()), soft_wrap=True)  # its escape codes are for a terminal only
 
 
 def _plot_png(path: pathlib.Path, rewards: list[float], summary: dict) -> None:

@@ -3,6 +3,7 @@
 Runs in a process of its own (``python -m slime_cli.bench.step MODEL``) and prints one JSON object.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -10,6 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -23,7 +25,7 @@ def main(model: str) -> None:
     torch.set_num_threads(1)
     from slime_cli.buffer.batch import TrainBatch
     from slime_cli.serving.process import free_port
-    from slime_cli.tracing.spans import Tracer
+    from slime_cli.tracing.spans import Tracer, read_spans
     from slime_cli.training import megatron
     from slime_cli.training.model import has_transformer_engine
     from slime_cli.training.settings import Settings
@@ -48,9 +50,8 @@ def main(model: str) -> None:
     bare = functools.partial(bare_step, trainer, batch)
 
     def traced_step():
-        trainer.tracer = traced
-        trainer.train(batch)
-        trainer.tracer = silent
+        with tracing(trainer, traced), traced.span("train"):  # as the rank's actor does
+            trainer.train(batch)
 
     kinds = {"slime": lambda: trainer.train(batch), "bare": bare, "traced": traced_step}
     times = {kind: [] for kind in kinds}
@@ -60,8 +61,29 @@ def main(model: str) -> None:
             kinds[kind]()
             if i >= 2:
                 times[kind].append(time.perf_counter() - start)
+    missing = SPANS - {span["name"] for span in read_spans(folder)}
+    if missing:
+        raise RuntimeError(f"the traced steps recorded no {', '.join(sorted(missing))}: the ratio would leave them out")
     middle = {kind: statistics.median(values) for kind, values in times.items()}
     print(json.dumps({"step": ratio(times, "slime", "bare"), "trace": ratio(times, "traced", "slime"), "seconds": middle}))
+
+
+SPANS = {"train", "data", "advantages", "forward_backward", "optimizer"}
+"""What a rank records of a step: its own spans, and those of the network."""
+
+
+@contextlib.contextmanager
+def tracing(trainer, tracer) -> Iterator[None]:
+    """``tracer`` in every place that records spans, then what was there before."""
+    places = [place for place in (trainer, trainer.policy, trainer.critic) if place is not None]
+    before = [place.tracer for place in places]
+    for place in places:
+        place.tracer = tracer
+    try:
+        yield
+    finally:
+        for place, old in zip(places, before, strict=True):
+            place.tracer = old
 
 
 def ratio(times: dict[str, list[float]], kind: str, to: str) -> float:

@@ -80,7 +80,7 @@ class Journal:
         if not self.path.is_file():
             raise DataError(f"{path}: no such journal", "point at the folder of a run that `slime train` has started")
         self._mutex, self._lock = threading.RLock(), None
-        name = urllib.parse.quote(str(self.path.resolve()))
+        name = urllib.parse.quote(os.fsencode(self.path.resolve()))
         # In a folder that can't be written, SQLite can't make the WAL's index; without a WAL it needs none.
         for uri in (f"file:{name}?mode=ro", f"file:{name}?immutable=1"):
             self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=60)

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from slime_cli import plain
 from slime_cli.commands import convert_derive, convert_quantised
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Checkpoints: HF to Megatron and back, FP8 and INT4.")
+app = typer.Typer(no_args_is_help=True, **plain.TYPER, help="Checkpoints: HF to Megatron and back, FP8 and INT4.")
 
 PASS = {"allow_extra_args": True, "ignore_unknown_options": True}
 Profiles = Annotated[list[str] | None, typer.Option("--profile", help="A profile with Megatron's architecture options; may be repeated.")]
@@ -27,7 +28,7 @@ def hf_to_dist(
     profile: Profiles = None,
     force: Force = False,
 ) -> None:
-    """Write the model as a Megatron torch_dist checkpoint, which loads in any parallel layout."""
+    """Write the model as a Megatron torch_dist checkpoint. It loads in any parallel layout."""
     from slime_cli.weights import convert
 
     megatron = _megatron(context.args, profile or [])
@@ -49,7 +50,7 @@ def dist_to_hf(
     profile: Profiles = None,
     force: Force = False,
 ) -> None:
-    """Write the weights of a Megatron torch_dist checkpoint as a Hugging Face model."""
+    """Write a Megatron checkpoint's weights as an HF model."""
     from slime_cli.weights import convert
 
     megatron = _megatron(context.args, profile or [])

@@ -16,7 +16,7 @@ def derive(
     hf_checkpoint: Annotated[pathlib.Path, typer.Option("--hf-checkpoint", help="Folder of the Hugging Face model, or its config.json.")],
     format: Annotated[Format, typer.Option("--format", help="A profile in YAML, or flags for a command line.")] = Format.profile,
 ) -> None:
-    """Print the Megatron options that follow from a model's config.json."""
+    """Print the Megatron options that follow from a config.json."""
     import shlex
 
     from slime_cli.errors import DataError

@@ -34,7 +34,7 @@ def hf_to_fp8(
     ignore: Ignore = None,
     force: Force = False,
 ) -> None:
-    """Quantise the model's matrices to FP8 (e4m3), activations to be quantised as the engine runs."""
+    """Quantise the model's matrices to FP8 (e4m3). Activations are quantised as the engine runs."""
     from slime_cli.errors import UsageError
     from slime_cli.weights import number_formats
     from slime_cli.weights.quantise import BLOCK
@@ -63,7 +63,7 @@ def hf_to_int4(
     ignore: Ignore = None,
     force: Force = False,
 ) -> None:
-    """Round the model's matrices to INT4 (compressed-tensors' pack-quantized, W4A16)."""
+    """Round the model's matrices to INT4 (pack-quantized, W4A16)."""
     from slime_cli.weights import number_formats
 
     _run(hf_checkpoint, save, number_formats.ToInt4(group=group_size, symmetric=symmetric, ignore=tuple(ignore or ())), force)

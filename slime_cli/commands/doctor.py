@@ -19,6 +19,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from slime_cli import plain
+
 TESTED = {
     "torch": "2.11.0",
     "transformers": "5.12.1",
@@ -263,7 +265,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return 2 if any(finding.status == "fail" for finding in findings) else 0
 
 
-app = typer.Typer(help="Check this machine, the installed engines and a checkpoint.")
+app = typer.Typer(**plain.TYPER, help="Check this machine, the installed engines and a checkpoint.")
 
 
 @app.callback(invoke_without_command=True)

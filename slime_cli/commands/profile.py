@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Where the time goes: in a run's steps, and inside the engines.")
+from slime_cli import plain
+
+app = typer.Typer(no_args_is_help=True, **plain.TYPER, help="Where the time goes: in a run's steps, and inside the engines.")
 
 
 @app.command()
@@ -15,7 +17,7 @@ def step(
     rollout_id: Annotated[int | None, typer.Option(help="This rollout's step only.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Seconds and share of each phase of a training step, from the run's spans."""
+    """Seconds and share of each phase of a training step."""
     from slime_cli.errors import DataError
     from slime_cli.profiling.step import step_budget
     from slime_cli.tracing.run_dir import spans_of
@@ -41,7 +43,7 @@ def engines(
     num_steps: Annotated[int, typer.Option(min=1, help="Forward steps to record.")] = 8,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the traces.")] = 300.0,
 ) -> None:
-    """A torch profile of each engine behind an endpoint, for ui.perfetto.dev."""
+    """A torch profile of each engine behind an endpoint. For ui.perfetto.dev."""
     from slime_cli.manifests import Endpoint, read
     from slime_cli.profiling.engines import profile_engines
 

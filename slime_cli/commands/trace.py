@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from slime_cli import plain
+
 
 class _SummaryByDefault(TyperGroup):
     """``slime trace RUN`` means ``slime trace summary RUN``."""
@@ -16,7 +18,7 @@ class _SummaryByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_SummaryByDefault, no_args_is_help=True, help="Summary, ledger and exports of a run.")
+app = typer.Typer(cls=_SummaryByDefault, no_args_is_help=True, **plain.TYPER, help="Summary, ledger and exports of a run.")
 
 RunDir = Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="The run's directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -60,7 +62,7 @@ def why(
     stage: Annotated[str | None, typer.Option(help="Look in this stage only.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What became of one sample, and which line of the data it came from."""
+    """What became of one sample, and its line of the data."""
     from rich.console import Group
 
     from slime_cli.tracing import ledger as ledgers

@@ -142,9 +142,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def reward_line(rewards: Sequence[float | None]) -> str:
-    """``0.250 -> 0.900 ▁▃▅█``"""
+    """``0.250 -> 0.900 ▁▃▅█``; of one rollout its number alone."""
     known = [reward for reward in rewards if reward is not None]
-    return f"{known[0]:.3f} -> {known[-1]:.3f}  {sparkline(rewards)}" if known else "-"
+    if len(known) < 2:
+        return f"{known[0]:.3f}" if known else "-"
+    return f"{known[0]:.3f} -> {known[-1]:.3f}  {sparkline(rewards)}"
 
 
 def render(summary: Summary) -> RenderableType:

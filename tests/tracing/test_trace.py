@@ -150,7 +150,8 @@ def test_sparklines():
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert sparkline([1, 1]) == "▁▁" and sparkline([None, 2.0]) == " ▁" and sparkline([]) == ""
     assert len(sparkline(list(range(1000)))) == 40
-    assert reward_line([None, float("0.5")]).startswith("0.500 -> 0.500") and reward_line([None]) == "-"
+    assert reward_line([None, 0.5]) == "0.500" and reward_line([None]) == "-", "one point is not plotted"
+    assert reward_line([0.25, 1.0]) == "0.250 -> 1.000  ▁█"
 
 
 def nests(events):
