@@ -6,20 +6,17 @@ accepts that call or raises a UsageError saying what is wrong, where, and the ne
 
 import dataclasses
 import functools
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import pathlib
-import sys
-import traceback
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from slime_cli.buffer.source_base import nearest
 from slime_cli.buffer.types import Sample
-from slime_cli.errors import UsageError
+from slime_cli.errors import SlimeError, UsageError
+from slime_cli.rollout import hook_files, raised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +28,8 @@ class Call:
     optional: tuple[str, ...] = ()
     """Keywords passed only when the signature has them (see :func:`accepted`)."""
     form: str = "sync"
-    """``async``: must be a coroutine function; ``sync``: must not be; ``either``."""
+    """``async``: must be a coroutine function; ``sync``: must not be; ``either``. A plain wrapper around a coroutine function can
+    be any of them, so that what it returns is looked at when it is called."""
 
     def __str__(self) -> str:
         keywords = [f"{name}=" for name in (*self.keywords, *self.optional)]
@@ -43,7 +41,7 @@ KINDS = {
     "generate": Call(("args", "sample", "sampling_params"), optional=("evaluation",), form="async"),
     "reward": Call(("args", "sample"), form="either"),
     "group_reward": Call(("args", "samples"), form="either"),
-    "dynamic_filter": Call(("args", "samples")),
+    "dynamic_filter": Call(("args", "samples"), form="either"),
     "rollout": Call(("args", "rollout_id", "data_source"), keywords=("evaluation",), form="either"),
     "sample_hook": Call(("args", "sample"), keywords=("rollout_id", "evaluation"), form="either"),
     "buffer_filter": Call(("args", "rollout_id", "buffer", "num_samples")),
@@ -111,6 +109,40 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
+def may_be_async(function: Callable[..., Any]) -> bool:
+    """Also for a plain function that ``functools.wraps`` one that :func:`is_async`: it returns a coroutine, or has run it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return is_async(function) or is_async(inspect.unwrap(function))
+
+
+async def awaited(result: Any) -> Any:
+    """What a function returned, or what its coroutine comes to."""
+    return await result if inspect.isawaitable(result) else result
+
+
+def guarded(path: str, kind: str) -> Callable[..., Any]:
+    """:func:`load`, for what is called for many samples at once and can't fail for one: an exception is a UsageError that
+    names the user's file and line, and so is a coroutine in place of a result."""
+    return _guarded(f"{kind} hook {path!r}", load(path, kind))
+
+
+def _guarded(where: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = function(*args, **kwargs)
+        except SlimeError:
+            raise
+        except Exception as error:
+            raise UsageError(f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}") from error
+        if inspect.iscoroutine(result):
+            result.close()
+            raise UsageError(f"{where}: {_place(function)} must not be async", "it returned a coroutine, not a result")
+        return _guarded(where, result) if inspect.isfunction(result) else result
+
+    return call
+
+
 def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
     """Of ``offered``, the keywords that the signature takes: how optional ones are passed."""
     try:
@@ -149,38 +181,20 @@ def _load_module(name: str, where: str) -> ModuleType:
         raise _broken(where, error) from error
 
 
-@functools.cache
 def _load_file(file: str, where: str) -> ModuleType:
-    """Runs a file as a module. Its folder joins the end of ``sys.path``, so that it finds its neighbours."""
     path = pathlib.Path(file).expanduser().resolve()
     if not path.is_file():
         names = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise UsageError(f"{where}: there is no file {path}{nearest(path.name, names)}", "check the path")
-    name = f"slime_hook_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        return hook_files.run(path)
     except (Exception, SystemExit) as error:
-        del sys.modules[name]
         raise _broken(where, error) from error
-    return module
 
 
 def _broken(where: str, error: BaseException) -> UsageError:
     """An import that raised, with the innermost line of the user's code."""
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename and f.filename != __file__
-    ]
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    if isinstance(error, SyntaxError) and error.filename:
-        place = f" at {error.filename}:{error.lineno}"
-    return UsageError(f"{where}: importing it raised {type(error).__name__}: {error}{place}", "mend the module")
+    return UsageError(f"{where}: importing it raised {raised.sentence(error)}", "fix the module")
 
 
 def _check_call(path: str, kind: str, function: Any) -> None:
@@ -197,9 +211,10 @@ def _check_call(path: str, kind: str, function: Any) -> None:
         raise UsageError(
             f"{where}: {_place(function)}{signature} does not accept the call: {error}", f"slime calls {call}"
         ) from None
-    if call.form != "either" and is_async(function) != (call.form == "async"):
-        wanted = "must be an `async def`" if call.form == "async" else "must not be async"
-        raise UsageError(f"{where}: {_place(function)} {wanted}", f"slime calls {call}")
+    if call.form == "async" and not may_be_async(function):
+        raise UsageError(f"{where}: {_place(function)} must be an `async def`", f"slime calls {call}")
+    if call.form == "sync" and is_async(function):
+        raise UsageError(f"{where}: {_place(function)} must not be async", f"slime calls {call}")
 
 
 def _place(function: Any) -> str:

@@ -24,6 +24,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from slime_cli.rollout.hook_files import APPENDED
+
 LENGTH = struct.Struct("<I")
 MAX_CHUNK = 64
 CHUNK_SECONDS = 0.05
@@ -39,6 +41,8 @@ class RewardFailure:
     kind: str
     """``timeout``, ``error`` (it raised), ``crash`` (the worker died) or ``bad_value``."""
     detail: str
+    trace: str = ""
+    """What it raised, with the lines of the user's code."""
 
 
 CLOSED = RewardFailure("error", "the reward pool was closed before this sample was scored")
@@ -137,7 +141,7 @@ class Worker:
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
         worker = cls(process)
-        process.stdin.write(encode([entry for entry in sys.path if entry]))
+        process.stdin.write(encode([entry for entry in sys.path if entry and entry not in APPENDED]))
         return worker
 
     async def run(self, message: bytes, queue: Queue, jobs: list[Job], timeout: float, start_timeout: float) -> None:

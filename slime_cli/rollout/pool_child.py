@@ -8,15 +8,16 @@ does.
 import asyncio
 import contextlib
 import ctypes
+import inspect
 import os
 import pickle
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from slime_cli.errors import SlimeError
+from slime_cli.rollout import raised
 from slime_cli.rollout.pool import LENGTH, RewardFailure
 
 PR_SET_PDEATHSIG = 1
@@ -63,7 +64,7 @@ def serve(
 ) -> None:
     """Loads what the chunk needs, says so (from then on time counts), runs it."""
     try:
-        run, concurrent = load_work(kind, path, args, payloads)
+        run, concurrent = load_work(runner, kind, path, args, payloads)
     except BaseException as error:
         send(target, ("ready", False))
         for place in range(len(payloads)):
@@ -91,8 +92,8 @@ def serve(
     runner.run(everything())
 
 
-def load_work(kind: str, path: str, args: Any, payloads: list[Any]) -> tuple[Callable[[Any], Any], bool]:
-    """The function for one payload, and whether it is a coroutine function."""
+def load_work(runner: asyncio.Runner, kind: str, path: str, args: Any, payloads: list[Any]) -> tuple[Callable[[Any], Any], bool]:
+    """The function for one payload, and whether it is a coroutine function, of which several wait side by side."""
     if kind == "grade":
         from slime_cli.rollout import graders
 
@@ -103,15 +104,17 @@ def load_work(kind: str, path: str, args: Any, payloads: list[Any]) -> tuple[Cal
     from slime_cli.rollout import hooks
 
     function = hooks.load(path, kind)
-    if not hooks.is_async(function):
-        return (lambda payload: finish(*begin(payload), lambda given: function(args, given))), False
 
     async def run(payload: Any) -> Any:
         given, before = begin(payload)
-        value = await function(args, given)
-        return finish(given, before, lambda _: value)
+        return finish(given, before, await hooks.awaited(function(args, given)))
 
-    return run, True
+    def run_alone(payload: Any) -> Any:
+        given, before = begin(payload)
+        value = function(args, given)
+        return finish(given, before, runner.run(hooks.awaited(value)) if inspect.isawaitable(value) else value)
+
+    return (run, True) if hooks.may_be_async(function) else (run_alone, False)
 
 
 def begin(payload: Any) -> tuple[Any, Any]:
@@ -124,9 +127,9 @@ def begin(payload: Any) -> tuple[Any, Any]:
     return ([build(data) for data in payload] if isinstance(payload, list) else build(payload)), payload
 
 
-def finish(given: Any, before: Any, call: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Calls, checks that the value is plain, and finds the fields that were changed."""
-    value = plain(call(given))
+def finish(given: Any, before: Any, value: Any) -> tuple[Any, Any]:
+    """Checks that the value is plain, and finds the fields that were changed."""
+    value = plain(value)
     if isinstance(given, list):
         return value, [changes(sample, data) for sample, data in zip(given, before, strict=True)]
     return value, changes(given, before)
@@ -179,13 +182,11 @@ def guarded(run: Callable[[Any], Any], payload: Any) -> Any:
 
 
 def failure_of(error: BaseException) -> RewardFailure:
-    """With the innermost place in the user's code."""
+    """With the innermost place in the user's code, and the traceback from there on."""
     from slime_cli.rollout.graders import GraderError
 
     if isinstance(error, NotPlain):
         return RewardFailure("bad_value", str(error))
     if isinstance(error, SlimeError | GraderError):
         return RewardFailure("error", str(error))
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return RewardFailure("error", f"{type(error).__name__}: {error}{place}")
+    return RewardFailure("error", raised.sentence(error), raised.trace(error))

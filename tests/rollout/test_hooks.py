@@ -4,7 +4,7 @@ import pytest
 
 from slime_cli.buffer.types import Sample
 from slime_cli.errors import UsageError
-from slime_cli.rollout.hooks import KINDS, accepted, is_async, load, siblings
+from slime_cli.rollout.hooks import KINDS, accepted, awaited, guarded, is_async, load, may_be_async, siblings
 
 MODULE = """
 import functools
@@ -25,6 +25,16 @@ instance = Callable()
 partial = functools.partial(reward_more, extra=1)
 def hook(args, sample, *, rollout_id=None, evaluation=False): return None
 def tis(args, *, pg_loss, **kw): return pg_loss
+def logged(function):
+    @functools.wraps(function)
+    def call(*a, **k): return function(*a, **k)
+    return call
+@logged
+async def hidden(args, sample, sampling_params=None): return 1.0
+@logged
+async def loss(args, batch, logits, sum_of_sample_mean): return 1.0
+def advantage(args, rollout_data): return rollout_data["nothing"]
+def pg_loss_reducer(*a): return lambda losses: losses["nothing"]
 """
 
 
@@ -48,6 +58,9 @@ def file(tmp_path):
         ("hook", "sample_hook"),
         ("reward", "sample_hook"),
         ("tis", "tis"),
+        ("sample_filter", "dynamic_filter"),
+        ("hidden", "generate"),
+        ("hidden", "dynamic_filter"),
     ],
 )
 def test_fitting_hooks_load(file, name, kind):
@@ -60,7 +73,7 @@ def test_fitting_hooks_load(file, name, kind):
         ("generat", "generate", "did you mean 'generate'"),
         ("NUMBER", "reward", "it is int, not a function"),
         ("generate_sync", "generate", "must be an `async def`"),
-        ("sample_filter", "dynamic_filter", "must not be async"),
+        ("sample_filter", "reward_post_process", "must not be async"),
         ("reward_short", "reward", "too many positional arguments"),
         ("reward_more", "reward", "missing a required argument: 'extra'"),
         ("reward_short", "rollout", "does not accept the call"),
@@ -134,3 +147,84 @@ def test_an_unknown_kind_is_a_programming_error(file):
     with pytest.raises(ValueError, match="did you mean 'reward'"):
         load(f"{file}:reward", "rewards")
     assert str(KINDS["generate"]) == "async f(args, sample, sampling_params, evaluation=)"
+
+
+async def test_a_coroutine_function_behind_a_plain_wrapper_is_seen_and_awaited(file):
+    hidden = load(f"{file}:hidden", "reward")
+    assert not is_async(hidden) and may_be_async(hidden)
+    assert await awaited(hidden(None, None)) == 1.0 and await awaited(2.0) == 2.0
+
+
+def test_what_a_function_of_the_trainer_raises_names_its_line_and_a_coroutine_is_refused(file):
+    line = MODULE.split("\n").index('def advantage(args, rollout_data): return rollout_data["nothing"]') + 1
+    with pytest.raises(UsageError, match=f"advantage hook '{file}:advantage' raised KeyError: 'nothing' at {file}:{line}$"):
+        guarded(f"{file}:advantage", "advantage")(None, {})
+    reducer = guarded(f"{file}:pg_loss_reducer", "pg_loss_reducer")(1, 2, 3, 4)
+    with pytest.raises(UsageError, match=f"raised KeyError: 'nothing' at {file}:{line + 1}$"):
+        reducer({})
+    with pytest.raises(UsageError, match="loss hook .* must not be async"):
+        guarded(f"{file}:loss", "loss")(None, None, None, None)
+
+
+# -- files of several folders -------------------------------------------------------------------------------------------------
+
+
+def folders(tmp_path, **files):
+    """Each file in folder a and in folder b, ``HERE`` standing for the folder's name; a double underscore makes a folder."""
+    for name, text in files.items():
+        for folder in ("a", "b"):
+            path = tmp_path / folder / (name.replace("__", "/").replace("/INIT", "/__init__") + ".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace("HERE", repr(folder)))
+    return [str(tmp_path / folder / "reward.py:score") for folder in ("a", "b")]
+
+
+IMPORTS = {
+    "import helpers": "helpers.NAME",
+    "import helpers as other": "other.NAME",
+    "from helpers import NAME": "NAME",
+    "from .helpers import NAME": "NAME",
+    "import parts.inner": "parts.inner.NAME",
+    "import parts.inner as i": "i.NAME",
+    "from parts import inner": "inner.NAME",
+    "import deep": "deep.NAME",
+    "import bare.leaf": "bare.leaf.NAME",
+    "from parts.inner import *": "NAME",
+}
+"""Statement -> what to look at. The last is none that a function may hold."""
+
+
+@pytest.mark.parametrize(("statement", "late"), [*((s, False) for s in IMPORTS), *((s, True) for s in list(IMPORTS)[:-1])])
+def test_files_of_two_folders_each_get_their_own_neighbours(tmp_path, statement, late):
+    value = IMPORTS[statement]
+    head = "" if late else statement
+    body = f"    {statement}\n" if late else ""
+    a, b = folders(
+        tmp_path, helpers="NAME = HERE", parts__INIT="", parts__inner="from helpers import NAME", bare__leaf="NAME = HERE",
+        deep="def _():\n    import helpers\n    return helpers.NAME\nNAME = _()", reward=f"{head}\ndef score(args, sample):\n{body}    return {value}\n",
+    )  # fmt: skip
+    first, second = load(a, "reward"), load(b, "reward")
+    assert (first(None, None), second(None, None), load(a, "reward")(None, None)) == ("a", "b", "a")
+
+
+def test_a_neighbour_shadows_neither_python_nor_a_library_nor_slime(tmp_path):
+    a, _ = folders(
+        tmp_path, json="raise SystemExit(HERE)", numpy="raise SystemExit(HERE)", slime_cli__INIT="raise SystemExit(HERE)",
+        reward="import json, numpy, slime_cli.errors\ndef score(args, sample): return numpy.__version__ + json.__file__ + slime_cli.errors.__file__\n",
+    )  # fmt: skip
+    assert str(tmp_path) not in load(a, "reward")(None, None)
+
+
+def test_what_everybody_can_import_from_the_same_file_is_imported_once(tmp_path, monkeypatch):
+    a, b = folders(tmp_path, shared="NAME = HERE", reward="import shared\ndef score(args, sample): return shared\n")
+    monkeypatch.syspath_prepend(tmp_path / "a")
+    first, second = load(a, "reward")(None, None), load(b, "reward")(None, None)
+    assert first.__name__ == "shared" and first.NAME == "a" and second.NAME == "b"
+
+
+def test_a_file_that_fails_to_load_can_be_fixed_and_loaded_again(tmp_path):
+    a, _ = folders(tmp_path, reward="import helpers\nraise ValueError(helpers.NAME)", helpers="NAME = HERE")
+    with pytest.raises(UsageError, match=f"ValueError: a at {tmp_path}/a/reward.py:2"):
+        load(a, "reward")
+    (tmp_path / "a" / "reward.py").write_text("def score(args, sample): return 'fixed, and longer than it was before'\n")
+    assert load(a, "reward")(None, None).startswith("fixed")

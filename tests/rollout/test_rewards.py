@@ -21,7 +21,7 @@ from slime_cli.rollout import rewards
 from slime_cli.rollout.rewards import RewardFailure, RewardPool, check_options, is_local
 
 FUNCTIONS = """
-import asyncio, math, os, sys, time
+import asyncio, functools, math, os, sys, time
 def act(word):
     if word == "hang": time.sleep(600)
     if word == "spin":
@@ -55,6 +55,24 @@ def torch_loaded(args, sample, **kw): return float("torch" in sys.modules)
 def group(args, samples, **kw): return [float(len(samples)), float("nan")] + [1.0] * (len(samples) - 2)
 def group_short(args, samples, **kw): return [1.0]
 async def group_number(args, samples, **kw): return 1.0
+def logged(function):
+    @functools.wraps(function)
+    def call(*a, **k): return function(*a, **k)
+    return call
+@logged
+async def hidden(args, sample, **kw):
+    await asyncio.sleep(0.3)
+    return act(sample.response)
+plain = lambda args, sample, **kw: hidden(args, sample)
+@functools.wraps(hidden)
+def adapter(args, sample, **kw):
+    run = hidden(args, sample)
+    try: run.send(None)
+    except StopIteration: pass
+    run.close()
+    return 0.25
+@logged
+async def hidden_group(args, samples): return [0.25] * len(samples)
 """
 
 
@@ -122,6 +140,38 @@ async def test_coroutines_wait_side_by_side_and_time_out_alone(functions):
     assert failed[0] == ("hang", RewardFailure("timeout", "no result in 3 s"))
     assert failed[1][0] == "own" and "TimeoutError: mine" in failed[1][1].detail and failed[1][1].kind == "error"
     assert len(failed) == 2 and pool.workers.replaced == 0
+
+
+@pytest.mark.parametrize(("function", "responses"), [("hidden", 40), ("plain", 3), ("adapter", 3)])
+async def test_what_a_plain_wrapper_around_a_coroutine_function_returns_is_awaited(functions, function, responses):
+    results, pool = await scored(samples_of(*["fine"] * responses, "raise"), functions(function), timeout=20, workers=1)
+    assert results[:-1] == [0.25] * responses and pool.workers.replaced == 0
+    assert function == "adapter" or "KeyError: 'lost' at " in results[-1].detail
+
+
+async def test_a_hidden_coroutine_scores_a_group(functions):
+    async with RewardPool(1, 5) as pool:
+        assert await pool.score_group(samples_of("a", "b"), functions("hidden_group", group_rm=True)) == [0.25, 0.25]
+
+
+async def test_rows_that_name_files_of_two_folders_get_the_neighbours_of_each(tmp_path):
+    samples = samples_of(*["x"] * 6)
+    for i, sample in enumerate(samples):
+        folder = tmp_path / "ab"[i % 2]
+        folder.mkdir(exist_ok=True)
+        (folder / "helpers.py").write_text(f"VALUE = {float(i % 2)}\n")
+        (folder / "reward.py").write_text("import helpers\ndef score(args, sample): return helpers.VALUE\n")
+        sample.metadata["custom_rm_path"] = f"{folder}/reward.py:score"
+    results, _ = await scored(samples, options(), workers=1, timeout=5)
+    assert results == [0.0, 1.0] * 3
+
+
+async def test_a_failure_names_the_users_line_though_a_library_raised(tmp_path):
+    (tmp_path / "mine.py").write_text("import json\n\ndef score(args, sample):\n    return json.loads('{')\n")
+    (result,), _ = await scored(samples_of("x"), options(custom_rm_path=f"{tmp_path}/mine.py:score"), timeout=5)
+    assert result.detail.endswith(f" at {tmp_path}/mine.py:4") and "slime_cli" not in result.trace
+    assert result.trace.startswith(f'Traceback (most recent call last):\n  File "{tmp_path}/mine.py", line 4, in score\n    return json.loads')
+    assert result.trace.splitlines()[-1].startswith("json.decoder.JSONDecodeError: ")
 
 
 async def test_changes_to_the_sample_come_back(functions):
