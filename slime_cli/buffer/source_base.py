@@ -20,8 +20,13 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgspec
-
+from slime_cli.buffer.messages import (
+    RowProblem,
+    as_messages,
+    as_tools,
+    json_text,
+    kind_of,
+)
 from slime_cli.buffer.types import PromptRow
 from slime_cli.errors import DataError, UsageError
 
@@ -42,14 +47,6 @@ class BadRow:
     def __str__(self) -> str:
         field = f", field {self.field!r}" if self.field else ""
         return f"{self.file}, row {self.row}{field}: {self.reason}"
-
-
-class RowProblem(Exception):
-    """Internal: why a row is refused; becomes a BadRow or a DataError."""
-
-    def __init__(self, field: str, reason: str):
-        super().__init__(field, reason)
-        self.field, self.reason = field, reason
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -102,31 +99,6 @@ def parse_query(text: str, where: str) -> dict[str, list[str]]:
     return found
 
 
-def as_messages(value: list[Any], field: str, columnar: bool) -> list[dict[str, Any]]:
-    """Checks chat messages. Columnar files pad absent keys with null, which templates trip over: those are dropped."""
-    if not value:
-        raise RowProblem(field, "an empty list of messages")
-    out = []
-    for number, message in enumerate(value, 1):
-        if not isinstance(message, dict):
-            raise RowProblem(field, f"message {number} is {kind_of(message)}, not an object with role and content")
-        if columnar:
-            message = {key: part for key, part in message.items() if part is not None or key == "content"}
-        if not isinstance(message.get("role"), str) or not message["role"]:
-            raise RowProblem(field, f"message {number} has no role")
-        content = message.get("content")
-        if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
-            raise RowProblem(field, f"message {number} has {kind_of(content)} as content, not text")
-        out.append(message)
-    return out
-
-
-def kind_of(value: Any) -> str:
-    """A value's type in the words of a JSON file."""
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list"}
-    return names.get(type(value), "an object" if isinstance(value, dict) else type(value).__name__)
-
-
 def label_text(value: Any, field: str) -> str:
     """Labels are text: numbers, booleans and structures become their JSON text."""
     if isinstance(value, str):
@@ -157,7 +129,7 @@ class RowContract:
             raise RowProblem("", f"{kind_of(record)}, not a JSON object")
         prompt = self._field(record, self.input_key)
         if isinstance(prompt, list):
-            prompt = as_messages(prompt, self.input_key, columnar)
+            prompt = as_messages(prompt, self.input_key)
         elif not isinstance(prompt, str):
             raise RowProblem(self.input_key, f"{kind_of(prompt)}, neither text nor a list of messages")
         elif not prompt.strip():
@@ -172,18 +144,13 @@ class RowContract:
 
     def _metadata(self, record: dict[str, Any], columnar: bool) -> dict[str, Any]:
         def optional(key: str, kind: type, words: str) -> Any:
-            value = record.get(key)
-            if columnar and isinstance(value, str):
-                try:
-                    value = msgspec.json.decode(value)
-                except msgspec.MsgspecError as error:
-                    raise RowProblem(key, f"its text is not JSON: {error}") from None
+            value = json_text(record.get(key), key) if columnar else record.get(key)
             if value is not None and not isinstance(value, kind):
                 raise RowProblem(key, f"{kind_of(value)}, not {words}")
             return value
 
         metadata = dict(optional(self.metadata_key, dict, "an object") or {})
-        tools = optional(self.tool_key, list, "a list")
+        tools = as_tools(optional(self.tool_key, list, "a list") or [], self.tool_key, columnar)
         if tools:
             metadata["tools"] = tools
         return metadata
@@ -241,6 +208,6 @@ class PromptSource(abc.ABC):
         if self.skipped:
             reasons = "; ".join(str(bad) for bad in self.skipped[:3])
             raise DataError(
-                f"{self.name}: no row can be used: all {len(self.skipped)} were skipped: {reasons}", "mend the rows"
+                f"{self.name}: no row can be used: all {len(self.skipped)} were skipped: {reasons}", "fix the rows"
             )
         raise DataError(f"{self.name}: it has no rows", "check that the file is the one you mean")

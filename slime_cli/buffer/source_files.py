@@ -17,12 +17,13 @@ from typing import Any
 
 import msgspec
 
+from slime_cli.buffer import arrow_rows
+from slime_cli.buffer.messages import RowProblem
 from slime_cli.buffer.source_base import (
     BadRow,
     Gaps,
     PromptSource,
     RowContract,
-    RowProblem,
     nearest,
     parse_query,
     require_path,
@@ -123,12 +124,12 @@ class Parquet(Table):
 
     def scan(self) -> Iterator[Any]:
         for batch in self._parquet.iter_batches(batch_size=BATCH, columns=self._columns):
-            yield from batch.to_pylist()
+            yield from arrow_rows.rows(batch)
 
     def read(self, row: int) -> Any:
         group = bisect.bisect_right(self._ends, row - 1)
         first = self._ends[group - 1] if group else 0
-        return self._group(group).slice(row - 1 - first, 1).to_pylist()[0]
+        return next(arrow_rows.rows(self._group(group).slice(row - 1 - first, 1)))
 
     def _group(self, group: int) -> Any:
         if group in self._cache:
@@ -156,14 +157,14 @@ class HuggingFace(Table):
     def __init__(self, uri: str, dataset: Any, contract: RowContract):
         self.file = uri
         self._fingerprint = dataset._fingerprint
-        self._rows = dataset.select_columns(wanted_columns(uri, dataset.column_names, contract))
+        self._rows = dataset.select_columns(wanted_columns(uri, dataset.column_names, contract)).with_format("arrow")
 
     def scan(self) -> Iterator[Any]:
-        for batch in self._rows.with_format("arrow").iter(batch_size=BATCH):
-            yield from batch.to_pylist()
+        for batch in self._rows.iter(batch_size=BATCH):
+            yield from arrow_rows.rows(batch)
 
     def read(self, row: int) -> Any:
-        return self._rows[row - 1]
+        return next(arrow_rows.rows(self._rows[row - 1 : row]))
 
     def digest(self) -> str:
         return f"{self._fingerprint}-{len(self._rows)}"
@@ -249,7 +250,7 @@ class TableSource(PromptSource):
             unit = "row" if self._table.columnar else "line"
             field = f", field {bad.field!r}" if bad.field else ""
             message = f"{bad.file}, {unit} {row}{field}: {bad.reason}"
-            raise DataError(message, "mend the row or pass --on-bad-row skip") from None
+            raise DataError(message, "fix the row or pass --on-bad-row skip") from None
         self.skipped.append(bad)
         self._gaps.add(row)
 

@@ -7,8 +7,21 @@
 import functools
 import pathlib
 
-from slime_cli.buffer.source_base import BadRow, PromptSource, RowContract, nearest, require_path, split_slice
-from slime_cli.buffer.source_files import HuggingFace, JsonLines, Parquet, TableSource, open_dataset
+from slime_cli.buffer.source_base import (
+    BadRow,
+    PromptSource,
+    RowContract,
+    nearest,
+    require_path,
+    split_slice,
+)
+from slime_cli.buffer.source_files import (
+    HuggingFace,
+    JsonLines,
+    Parquet,
+    TableSource,
+    open_dataset,
+)
 from slime_cli.buffer.source_gym import GymSource
 from slime_cli.errors import DataError, UsageError
 

@@ -65,7 +65,7 @@ def test_a_bad_row_fails_by_name_or_is_skipped_and_counted(tmp_path, bad, field,
         open_source(path, label_key="label")
     assert f"{path}, line 3" in caught.value.message and reason in caught.value.message
     assert (f"field {field!r}" in caught.value.message) == bool(field)
-    assert caught.value.fix == "mend the row or pass --on-bad-row skip"
+    assert caught.value.fix == "fix the row or pass --on-bad-row skip"
     source = open_source(path, label_key="label", on_bad_row="skip")
     assert [(row.prompt, row.row) for row in source] == [("one", 1), ("two", 4)]
     assert [(skipped.file, skipped.row, skipped.field) for skipped in source.skipped] == [(path, 3, field)]
