@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Writes ci/lock-cuda.txt and ci/lock-cpu.txt anew from pyproject.toml. Run by hand when a pin changes; needs uv on PATH.
 #
-# megatron-bridge asks for far more than it imports, and for versions that contradict the engines'. So everything else is
-# resolved, megatron-bridge is added at its pin, with the few packages that it does import; and locks are installed with
-# --no-deps. The CPU lock is the CUDA lock without kernels that need a GPU.
+# What pyproject.toml asks for is resolved, megatron-bridge is added at its pin (slime_cli/installed.py says why it stands
+# apart), and locks are installed with --no-deps. The CPU lock is the CUDA lock without kernels that need a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
@@ -13,12 +12,10 @@ trap 'rm -rf "$work"' EXIT
 python3 - "$work/wanted.in" <<'PYTHON'
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-wanted = project["dependencies"] + project["optional-dependencies"]["test"]
-runtime_of_bridge = ["omegaconf", "hydra-core", "tqdm", "pyyaml", "regex", "six", "accelerate"]
 with open(sys.argv[1], "w") as out:
-    print(*(w for w in wanted if not w.startswith("megatron-bridge")), *runtime_of_bridge, sep="\n", file=out)
+    print(*project["dependencies"], *project["optional-dependencies"]["test"], sep="\n", file=out)
 PYTHON
-bridge=$(grep -o 'megatron-bridge==[0-9.]*' pyproject.toml)
+bridge=$(PYTHONPATH=. python3 -c 'from slime_cli.installed import TESTED; print("megatron-bridge==" + TESTED["megatron-bridge"])')
 uv pip compile --quiet --python-version 3.12 --python-platform x86_64-manylinux_2_34 --no-header --no-annotate --no-emit-index-url \
     --no-emit-find-links "$work/wanted.in" -o "$work/resolved.txt"
 { grep -E '^[A-Za-z0-9]' "$work/resolved.txt"; echo "$bridge"; } | LC_ALL=C sort > ci/lock-cuda.txt

@@ -5,7 +5,6 @@ stage's own things (journal.sqlite, rollouts/, checkpoints/, weights/, eval/) ar
 a run without stages.
 """
 
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -13,18 +12,18 @@ import platform
 import time
 
 import slime_cli
-from slime_cli import manifests
+from slime_cli import installed, manifests
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
 
-ENGINES = ("torch", "megatron-core", "megatron-bridge", "sglang", "sglang-router", "transformers", "ray")
 NOT_IDENTITY = {"run_dir", "rollout_endpoint", "opd_teacher_url", "opd_teacher_timeout", "trace", "sglang_router_ip", "sglang_router_port"}
 """Options that may differ between attempts: they say where, not what."""
 
 
 def versions() -> dict[str, str]:
     """slime's and the engines' versions, without importing them."""
-    return {"slime": slime_cli.__version__, "python": platform.python_version()} | {n: importlib.metadata.version(n) for n in ENGINES}
+    own = {"slime": slime_cli.__version__, "python": platform.python_version()}
+    return own | {name: found for name in installed.TESTED if (found := installed.version(name))}
 
 
 def claim(resolved, folder: str | os.PathLike) -> manifests.Run:

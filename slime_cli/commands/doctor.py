@@ -5,7 +5,6 @@ engines is imported into this process: versions come from package metadata, impo
 """
 
 import dataclasses
-import importlib.metadata
 import os
 import pathlib
 import platform
@@ -19,23 +18,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from slime_cli import plain
-
-TESTED = {
-    "torch": "2.11.0",
-    "transformers": "5.12.1",
-    "sglang": "0.5.16",
-    "sglang-router": "0.3.2",
-    "megatron-core": "0.19.2",
-    "megatron-bridge": "0.6.2",
-    "ray": "2.60.0",
-}
-"""The versions that the tests ran with, as pinned in pyproject.toml (a test compares them)."""
+from slime_cli import installed, plain
 
 IMPORTS = {
     "sglang": "import sglang.srt.server_args",
     "sglang-router": "import sglang_router.launch_router",
     "megatron-core": "import megatron.core, megatron.training",
+    "megatron-bridge": "from slime_cli.hardware import device; device.prepare_trainer(); import megatron.bridge",
     "ray": "import ray",
 }
 """Statement that shows an engine can be imported, by name."""
@@ -62,15 +51,13 @@ def check_python() -> Finding:
     return Finding("python", "fail", f"{found}, slime needs 3.12", "make one with Python 3.12: uv venv -p 3.12")
 
 
-def check_versions(version: Callable[[str], str] = importlib.metadata.version) -> Iterator[Finding]:
-    for name, tested in TESTED.items():
-        fix = f'pip install "{name}=={tested}", or install from ci/lock-*.txt'
-        try:
-            found = version(name)
-        except importlib.metadata.PackageNotFoundError:
+def check_versions(version: Callable[[str], str | None] = installed.version) -> Iterator[Finding]:
+    for name, tested in installed.TESTED.items():
+        fix = f"{installed.command(name)}, or install from ci/lock-*.txt"
+        found = version(name)
+        if found is None:
             yield Finding(name, "fail", "not installed", fix)
-            continue
-        if found.split("+")[0] == tested:
+        elif found.split("+")[0] == tested:
             yield Finding(name, "ok", found)
         else:
             yield Finding(name, "warn", f"{found}, tested with {tested}", fix)

@@ -5,7 +5,7 @@ import pathlib
 import signal
 import time
 
-from slime_cli import manifests
+from slime_cli import installed, manifests
 from slime_cli.commands import arguments
 from slime_cli.errors import UsageError
 from slime_cli.options.resolve import resolve
@@ -18,6 +18,7 @@ def run(argv: list[str]) -> int:
     model = resolved.slime["hf_checkpoint"]
     if not model:
         raise UsageError("--hf-checkpoint is missing", "pass the folder of the model to serve")
+    installed.require(*installed.SERVING)
     run_dir = pathlib.Path(resolved.slime["run_dir"] or "runs/serve").resolve()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

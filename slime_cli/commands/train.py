@@ -5,6 +5,7 @@ import pathlib
 import signal
 import time
 
+from slime_cli import installed
 from slime_cli.commands import arguments
 from slime_cli.errors import Interrupted
 from slime_cli.options import checks
@@ -28,6 +29,7 @@ def run(argv: list[str]) -> int:
     warnings = checks.check(resolved)
     if line.dry_run:
         return _dry_run(resolved, warnings, line.verbose)
+    installed.require(*installed.TESTED)
     run_dir = pathlib.Path(resolved.slime["run_dir"] or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     _check_data(resolved)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from slime_cli import errors, manifests
+from slime_cli import errors, installed, manifests
 from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import checkpoints
@@ -43,6 +43,8 @@ def hf_to_dist(
 
     ``run`` carries out the job on all its ranks; the default starts a process a rank.
     """
+    if run is None:
+        installed.require(*installed.TRAINING)
     source, save = pathlib.Path(hf_checkpoint).resolve(), pathlib.Path(save).resolve()
     args = _architecture(source, megatron or {})
     _check_weights(source)
@@ -72,6 +74,8 @@ def dist_to_hf(
 
     ``load`` is an ``iter_NNNNNNN`` folder, or one that holds some: the newest complete one is taken.
     """
+    if run is None:
+        installed.require(*installed.TRAINING)
     checkpoint, save = checkpoints.complete(load, say), pathlib.Path(save).resolve()
     manifest = manifests.read(checkpoint / "checkpoint.json", manifests.Checkpoint)
     if manifest.format != "torch_dist":
