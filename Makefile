@@ -1,14 +1,21 @@
 # The two commands of this project are `make demo` and `make test`; both set up .venv first.
-.PHONY: setup demo test bench conversions matrix
+.PHONY: setup lint check test demo bench conversions matrix
 
 setup:
 	@bash ci/setup.sh
 
+lint: setup
+	@.venv/bin/ruff check .
+
+# Lint and the tests that need no engine: under a minute.
+check: lint
+	@.venv/bin/python -m pytest tests -m "not engine"
+
+test: lint
+	@.venv/bin/python -m pytest tests
+
 demo: setup
 	@bash ci/demo.sh
-
-test: setup
-	@.venv/bin/python -m pytest tests
 
 bench: setup
 	@.venv/bin/python -m slime_cli.bench

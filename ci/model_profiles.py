@@ -11,9 +11,9 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from slime_cli.commands import convert_derive  # noqa: E402
-from slime_cli.options import profiles  # noqa: E402
-from slime_cli.weights import architecture  # noqa: E402
+from slime_cli.commands import convert_derive
+from slime_cli.options import profiles
+from slime_cli.weights import architecture
 
 
 def shape(hidden: int, ffn: int, layers: int, heads: int, groups: int, **more: Any) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import os
 import pathlib
 from typing import Any
 
+from slime_cli.cluster.trainer_actor import TrainerRank
 from slime_cli.errors import EngineError, SlimeError
 from slime_cli.hardware import device as hardware
 from slime_cli.serving.engine import Engine, EngineSpec
-from slime_cli.cluster.trainer_actor import TrainerRank
 
 
 class EngineProxy:

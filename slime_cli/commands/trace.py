@@ -12,7 +12,7 @@ from slime_cli import plain
 class _SummaryByDefault(TyperGroup):
     """``slime trace RUN`` means ``slime trace summary RUN``."""
 
-    def parse_args(self, ctx, args):  # noqa: ANN001, ANN201 (typer's own signature)
+    def parse_args(self, ctx, args):
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             args = ["summary", *args]
         return super().parse_args(ctx, args)
@@ -71,7 +71,7 @@ def why(
     _show(found, as_json, lambda all_: Group(*(ledgers.render_record(name, record) for name, record in all_.items())))
 
 
-def _show(value, as_json, render) -> None:  # noqa: ANN001
+def _show(value, as_json, render) -> None:
     if as_json:
         import msgspec
 

@@ -69,9 +69,9 @@ def _interrupt(signum, frame):
 def _check_data(resolved: Resolved) -> None:
     """Opens every prompt source once, so that bad data ends the command before anything is started."""
     from slime_cli.buffer.sources import open_source
+    from slime_cli.options.resolve import args_namespace
     from slime_cli.rollout import hooks
     from slime_cli.rollout.rewards import check_options
-    from slime_cli.options.resolve import args_namespace
 
     stages = [resolved.for_stage(i) for i in range(len(resolved.stages))] or [resolved]
     for stage in stages:

@@ -24,8 +24,24 @@ from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.manifests import checkpoints
 from slime_cli.tracing.spans import Tracer
-from slime_cli.training import advantages, balance, checkpoint, corrections, freezing, heads, losses, megatron, metrics, microbatch, model
-from slime_cli.training import objective, packing, packs, routing, user_weights
+from slime_cli.training import (
+    advantages,
+    balance,
+    checkpoint,
+    corrections,
+    freezing,
+    heads,
+    losses,
+    megatron,
+    metrics,
+    microbatch,
+    model,
+    objective,
+    packing,
+    packs,
+    routing,
+    user_weights,
+)
 from slime_cli.training.network import Network
 from slime_cli.training.settings import Settings
 

@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.engine
 def test_logits_are_never_held_whole():
     done = subprocess.run([sys.executable, "-m", "slime_cli.bench.heads", "4096"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -51,3 +51,10 @@ def trained(served, tmp_path_factory):
     done = slime("train", "--profile", SMALL, "--run-dir", run, "--rollout-endpoint", served / "endpoint.json")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of this folder run commands on genuine engines."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.engine)

@@ -143,6 +143,7 @@ for section, engine in catalogue.ENGINES.items():
 REQUIRED = "required = lambda section: ['--model-path', 'm'] if section == 'sglang' else []\n"
 
 
+@pytest.mark.engine
 def test_shipped_tables_and_round_trip_with_the_genuine_parsers(tmp_path):
     code = GENUINE.replace("samples =", REQUIRED + "samples =")
     env = os.environ | {"PYTHONPATH": str(pathlib.Path(catalogue.__file__).parents[2])}

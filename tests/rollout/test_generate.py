@@ -155,7 +155,7 @@ async def test_in_evaluation_an_execution_scores_the_mean_of_its_siblings(path):
 
 
 async def test_a_single_sample_is_what_it_was_before_there_were_lists(path, journal):
-    (group,) = (await rollout(journal, options(path, {i: ("0",) for i in range(2)}), n=2)).groups
+    (group,) = (await rollout(journal, options(path, dict.fromkeys(range(2), ("0",))), n=2)).groups
     want = Sample(index=0, group_index=0, prompt="0?", label="0", tokens=[1, 2, 5], response="0", response_length=1, reward=1.0, rollout_id=0,
                   status=Status.COMPLETED)  # fmt: skip
     assert group.finished == [want, dataclasses.replace(want, index=1)]

@@ -11,9 +11,21 @@ import time
 import types
 
 import torch
-from layout_cases import CHECKPOINTED, GRPO, MANIFEST, PLAIN, RECOMPUTE, REWARD_KL, SELECTIVE, Session, differing, global_batch, weights
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+from layout_cases import (
+    CHECKPOINTED,
+    GRPO,
+    MANIFEST,
+    PLAIN,
+    RECOMPUTE,
+    REWARD_KL,
+    SELECTIVE,
+    Session,
+    differing,
+    global_batch,
+    weights,
+)
 from slime_cli.errors import SlimeError
 from slime_cli.manifests import checkpoints
 from slime_cli.training import checkpoint

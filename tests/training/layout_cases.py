@@ -11,15 +11,15 @@ import pathlib
 import numpy as np
 import torch
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
-from layout_launch import OVER_FOUR
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from layout_launch import OVER_FOUR
 from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
-from slime_cli.tracing.spans import Tracer
 from slime_cli.manifests import checkpoints
 from slime_cli.options.estimators import ESTIMATORS
+from slime_cli.tracing.spans import Tracer
 from slime_cli.training import advantages, heads, megatron
 from slime_cli.training.settings import Settings
 from slime_cli.training.trainer import Trainer

@@ -26,9 +26,9 @@ from megatron.bridge import AutoBridge  # noqa: E402, F401  (imported before the
 import attention_cases  # noqa: E402
 import checkpoint_cases  # noqa: E402
 import layout_cases  # noqa: E402
-from layout_launch import POLICY  # noqa: E402
 import moe_cases  # noqa: E402
 import policy_cases  # noqa: E402
+from layout_launch import POLICY  # noqa: E402
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import torch
-from layout_launch import POLICY
-from layout_cases import GRPO, MANIFEST, PLAIN, REWARD_KL, VOCABULARY, Session, differing, global_batch, rows, weights
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
+from layout_cases import GRPO, MANIFEST, PLAIN, REWARD_KL, VOCABULARY, Session, differing, global_batch, rows, weights
+from layout_launch import POLICY
 from slime_cli.errors import EngineError, UsageError
 from slime_cli.training import advantages, heads
 from slime_cli.training.settings import Settings

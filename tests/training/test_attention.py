@@ -3,10 +3,11 @@
 They run in ``layout_worker.py``'s process: importing Megatron redirects torch for the rest of a process's life.
 """
 
-import layout_launch
 import pytest
 
-pytestmark = pytest.mark.timeout(1600)
+import layout_launch
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1600)]
 
 
 @pytest.fixture(scope="module")

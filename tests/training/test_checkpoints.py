@@ -1,9 +1,10 @@
 """Checkpoints on genuine Megatron beyond a plain resume (``test_layouts.py``): other layouts, asynchronous, without moments."""
 
-import layout_launch
 import pytest
 
-pytestmark = pytest.mark.timeout(1600)
+import layout_launch
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1600)]
 
 TOLERANCE = 1e-6
 

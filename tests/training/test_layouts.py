@@ -3,12 +3,12 @@
 One fixed batch (``layout_cases.py``) trained by genuine Megatron on the CPU; fp32 throughout.
 """
 
-import layout_launch
 import pytest
 
+import layout_launch
 from slime_cli.options.estimators import ESTIMATORS
 
-pytestmark = pytest.mark.timeout(1600)
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1600)]
 
 TOLERANCE = 1e-5
 COMPARED = (

@@ -2,11 +2,12 @@
 
 import math
 
-import layout_launch
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.timeout(1600)
+import layout_launch
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1600)]
 
 
 def found(layout: str, name: str) -> list[dict]:

@@ -10,9 +10,9 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "training"))
 
-import layout_launch  # noqa: E402
+import layout_launch
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 LAYOUTS = ["single", "tp2", "pp2", "dp2_distributed"]
 TENSORS = {"tied": 46, "untied": 47}
 

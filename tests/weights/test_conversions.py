@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 CASES = {"Qwen3-MoE": ("tp2 ep2", "pp2"), "DeepSeek-V3": ("tp2", "ep2"), "Moonlight": ("single",)}
 RUN = """
 import json, sys

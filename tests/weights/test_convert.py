@@ -11,7 +11,7 @@ import pytest
 
 from slime_cli import manifests
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 TOKENIZER_FILES = {"tokenizer.json": '{"model": {"type": "WordLevel", "vocab": {}}}', "chat_template.jinja": "{{ messages }}"}
 ON_CPU = dict(os.environ, CUDA_VISIBLE_DEVICES="")
 

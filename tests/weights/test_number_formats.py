@@ -8,9 +8,9 @@ import sys
 
 import pytest
 import torch
-from test_requantise import convert, read, source  # noqa: F401  (source is a fixture)
 
 from slime_cli.hardware import device as hardware
+from test_requantise import convert, read, source  # noqa: F401  (source is a fixture)
 
 
 def make_model(folder: pathlib.Path) -> pathlib.Path:
@@ -30,10 +30,10 @@ def test_transformers_reads_the_same_weights(tmp_path):
     """Its own FP8 and compressed-tensors readers, which fill in what they do not find with a mere warning."""
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrainedFP8Config
 
-    source = make_model(tmp_path / "source")
+    made = make_model(tmp_path / "made")
     readers = {"hf-to-fp8": FineGrainedFP8Config(dequantize=True), "hf-to-int4": CompressedTensorsConfig(run_compressed=False)}
     for (there, how), back in zip(readers.items(), ("fp8-to-bf16", "int4-to-bf16"), strict=True):
-        convert(there, source, tmp_path / there)
+        convert(there, made, tmp_path / there)
         convert(back, tmp_path / there, tmp_path / back)
         ours = read(tmp_path / back)
         model = AutoModelForCausalLM.from_pretrained(tmp_path / there, dtype=torch.bfloat16, quantization_config=how)
@@ -69,6 +69,7 @@ print("FOUND" + json.dumps(out))
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.engine
 def test_sglang_takes_the_settings_and_keeps_the_routers(source, tmp_path):  # noqa: F811
     made = {"block": ("hf-to-fp8",), "channel": ("hf-to-fp8", "--strategy", "channel"), "tensor": ("hf-to-fp8", "--strategy", "tensor")}
     made |= {"int4": ("hf-to-int4",), "zero": ("hf-to-int4", "--asymmetric")}

@@ -154,7 +154,7 @@ def stand_in_for_transformer_engine() -> None:
 
     Megatron decides whether it has Transformer Engine when it is first imported, so that import comes first.
     """
-    import megatron.core.models.gpt  # noqa: F401
+    import megatron.core.models.gpt
     import megatron.core.transformer.transformer_layer  # noqa: F401
 
     if importlib.util.find_spec("transformer_engine"):

@@ -48,11 +48,11 @@ _NEEDS = {
     "use_unbiased_kl": ("use_kl_loss",),
     "ref_update_interval": ("use_kl_loss", "kl_coef"),
     "opsm_delta": ("use_opsm",),
-    **{name: ("use_tis",) for name in ("tis_level", "tis_mode", "tis_clip", "tis_clip_low", "tis_batch_normalize")},
+    **dict.fromkeys(("tis_level", "tis_mode", "tis_clip", "tis_clip_low", "tis_batch_normalize"), ("use_tis",)),
     "custom_tis_function_path": ("use_tis", "get_mismatch_metrics"),
-    **{name: ("use_rs",) for name in ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")},
+    **dict.fromkeys(("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold"), ("use_rs",)),
     "opd_kl_coef": ("use_opd",),
-    **{name: ("use_opd",) for name in ("opd_type", "opd_teacher_load", "opd_teacher_url")},
+    **dict.fromkeys(("opd_type", "opd_teacher_load", "opd_teacher_url"), ("use_opd",)),
     "opd_teacher_timeout": ("opd_teacher_url",),
 }
 """Option -> options of which one must be given for it to have an effect."""
