@@ -29,7 +29,8 @@ class _Entropy(torch.autograd.Function):
         group = mpu.get_tensor_model_parallel_group()
         highest_T = logits_TV.amax(-1)
         torch.distributed.all_reduce(highest_T, torch.distributed.ReduceOp.MAX, group=group)
-        shifted_TV = logits_TV - highest_T[:, None]
+        # exp is 0 in float32 from -104 on already; bounded, a logit of -inf adds 0 and not 0 * inf.
+        shifted_TV = (logits_TV - highest_T[:, None]).clamp_(min=-200)
         exp_TV = shifted_TV.exp()
         sums_2T = torch.stack([exp_TV.sum(-1), (exp_TV * shifted_TV).sum(-1)])
         torch.distributed.all_reduce(sums_2T, group=group)

@@ -41,8 +41,6 @@ def policy(s: Settings, mb: MicroBatch, out_2R: torch.Tensor) -> tuple[torch.Ten
     log_probs_R = losses.masked(out_2R[0], mb.mask_R)
     old_R = log_probs_R.detach() if mb.old_log_probs_R is None else losses.masked(mb.old_log_probs_R, mb.mask_R)
     loss_R, report = _surrogate(s, mb, log_probs_R, old_R)
-    if mb.correction_R is not None:
-        loss_R = loss_R * mb.correction_R
     report["pg_loss"] = (loss_R, mb.weight_R)
     if mb.on_policy and mb.rollout_log_probs_R is not None:
         before_R = log_probs_R if s.use_rollout_logprobs else old_R
@@ -51,29 +49,34 @@ def policy(s: Settings, mb: MicroBatch, out_2R: torch.Tensor) -> tuple[torch.Ten
         ref_R = losses.masked(mb.ref_log_probs_R, mb.mask_R)
         kl_R = losses.kl(log_probs_R, ref_R, s.kl_loss_type, old_R if s.use_unbiased_kl else None)
         report["kl_loss"] = (kl_R, mb.weight_R)
-        loss_R = loss_R + s.kl_loss_coef * kl_R
+        if s.kl_loss_coef:  # with 0 it is measured only, and 0 * inf would be NaN
+            loss_R = loss_R + s.kl_loss_coef * kl_R
     entropy_R = losses.masked(out_2R[1], mb.mask_R)
-    loss_R = loss_R - s.entropy_coef * entropy_R
+    if s.entropy_coef:
+        loss_R = loss_R - s.entropy_coef * entropy_R
     return total(loss_R, mb), report | {"entropy": entropy_R, "loss": (loss_R, mb.weight_R), "log_probs": log_probs_R}
 
 
 def _surrogate(s: Settings, mb: MicroBatch, log_probs_R: torch.Tensor, old_R: torch.Tensor) -> tuple[torch.Tensor, dict]:
-    """The policy gradient's part of the loss, [R], by estimator."""
+    """The policy gradient's part of the loss, [R], by estimator: 0, the gradient too, where something leaves a token out."""
     advantages_R, gap_R = mb.advantages_R, log_probs_R - old_R
-    means_R = None
+    means_R, kept_R, report = None, mb.mask_R, {"ppo_kl": -gap_R}
     if s.advantage_estimator == "gspo" or s.use_opsm:
         means_R = losses.sample_means(gap_R, mb.mask_R, mb.sample_R, mb.samples, _over_context)
+    if s.use_opsm:
+        near_R = losses.off_policy_sequence_mask(-means_R, advantages_R, s.opsm_delta)
+        kept_R = kept_R & near_R
+        report["opsm_clipfrac"] = ~near_R
+    if mb.correction_R is not None:
+        kept_R = kept_R & (mb.correction_R != 0)
     if s.advantage_estimator == "cispo":
-        loss_R, clipped_R = losses.cispo_loss(log_probs_R, old_R, advantages_R, s.eps_clip, s.eps_clip_high)
+        loss_R, report["pg_clipfrac"] = losses.cispo_loss(log_probs_R, old_R, advantages_R, s.eps_clip, s.eps_clip_high, kept_R)
     else:
         log_ratio_R = means_R if s.advantage_estimator == "gspo" else gap_R
-        loss_R, clipped_R = losses.clipped_policy_loss(log_ratio_R, advantages_R, s.eps_clip, s.eps_clip_high, s.eps_clip_c)
-    report = {"pg_clipfrac": clipped_R, "ppo_kl": -gap_R}
-    if s.use_opsm:
-        kept_R = losses.off_policy_sequence_mask(-means_R, advantages_R, s.opsm_delta)
-        loss_R = loss_R * kept_R
-        report["opsm_clipfrac"] = ~kept_R
-    return loss_R, report
+        loss_R, report["pg_clipfrac"] = losses.clipped_policy_loss(
+            log_ratio_R, advantages_R, s.eps_clip, s.eps_clip_high, s.eps_clip_c, kept_R
+        )
+    return loss_R if mb.correction_R is None else loss_R * mb.correction_R, report
 
 
 def _over_context(sums_N: torch.Tensor) -> torch.Tensor:
@@ -87,7 +90,10 @@ def custom(function, args: types.SimpleNamespace, mb: MicroBatch, logits_RV: tor
     """A user's ``--custom-loss-function-path``: ``f(args, batch, logits, sum_of_sample_mean) -> (loss, {name: scalar})``.
 
     ``batch`` is the micro-batch's columns as a dict, ``logits`` the rows that predict response tokens (this rank's slice of
-    the vocabulary), and ``sum_of_sample_mean`` turns one value a token into this micro-batch's part of the loss.
+    the vocabulary), and ``sum_of_sample_mean`` turns one value a token into this micro-batch's part of the loss. No gradient
+    goes through the rows of masked tokens: what a function computes there, NaN and infinity included, changes nothing.
     """
+    if logits_RV.requires_grad:
+        logits_RV.register_hook(lambda gradient_RV: losses.masked(gradient_RV, mb.mask_R[:, None]))
     loss, metrics = function(args, vars(mb), logits_RV, lambda values_R: total(values_R, mb))
     return loss, {"loss": loss} | {name: torch.as_tensor(value, dtype=torch.float64, device=loss.device) for name, value in metrics.items()}

@@ -38,8 +38,9 @@ def importance(
     )  # fmt: skip
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise ValueError(f"{TIS} returned {type(answer).__name__}, not (pg_loss, masks, metrics)")
-    weights_R = _column(answer[0], shape, "pg_loss") * _column(answer[1], shape, "masks")
-    if not np.isfinite(weights_R[shape.mask_R]).all():
+    masks_R = _column(answer[1], shape, "masks")
+    weights_R = np.where(masks_R == 0, 0.0, _column(answer[0], shape, "pg_loss")) * masks_R  # what they mask may have overflown
+    if not (np.abs(weights_R[shape.mask_R]) <= np.finfo(np.float32).max).all():
         raise ValueError(f"{TIS} returned weights that are not finite")
     return shape.masked(weights_R), {name: _mean(value, shape, name) for name, value in answer[2].items()}
 
@@ -82,6 +83,8 @@ def reduction(
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise ValueError(f"{REDUCER}: its reducer must return one number that depends on the losses")
     (weights_R,) = torch.autograd.grad(value.sum(), zeros_R)
+    if not (torch.isfinite(value).all() and torch.isfinite(weights_R).all()):
+        raise ValueError(f"{REDUCER}: its reducer gives weights that are not finite, as of a sample divided by its 0 trained tokens")
     probe_R = torch.from_numpy(np.random.default_rng(0).normal(size=len(mask_R)))
     bound = 1e-5 * float((weights_R * probe_R).abs().sum()) + 1e-12
     if abs(float(value.detach())) > bound or abs(float(reducer(probe_R)) - float(weights_R @ probe_R)) > bound:

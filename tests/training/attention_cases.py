@@ -162,17 +162,24 @@ def log_probs() -> dict[str, dict[str, float]]:
     weight_T = torch.randn(23, generator=generator, dtype=torch.float64)
     keep_TV = (torch.rand(23, 64, generator=generator) < 0.1).scatter(1, targets_T[:, None], True)
     keep_TV[5] = torch.arange(64) == targets_T[5]  # a slice of the vocabulary in which nothing stays
+    ruled_out_TV = (torch.rand(23, 64, generator=generator) < 0.3) & ~keep_TV  # by the model itself, with logits of -inf
     mine = slice(rank * 64 // tp, (rank + 1) * 64 // tp)
     out = {}
     for temperature in (1.0, 0.7, 1.5):
         exact_TV = whole_TV.clone().requires_grad_()
         log_p_TV = (exact_TV / temperature).log_softmax(-1)
         cut_T = (exact_TV / temperature).masked_fill(~keep_TV, -torch.inf).log_softmax(-1)[torch.arange(23), targets_T]
-        wanted = {"log_probs": log_p_TV[torch.arange(23), targets_T], "cut": cut_T, "entropy": -(log_p_TV.exp() * log_p_TV).sum(-1)}
+        left_TV = (exact_TV / temperature).masked_fill(ruled_out_TV, -torch.inf).log_softmax(-1)
+        left_TV = torch.where(ruled_out_TV, 0, left_TV)
+        wanted = {
+            "log_probs": log_p_TV[torch.arange(23), targets_T], "cut": cut_T, "entropy": -(log_p_TV.exp() * log_p_TV).sum(-1),
+            "entropy_left": -(left_TV.exp() * left_TV).sum(-1),
+        }  # fmt: skip
         for name, want_T in wanted.items():
-            logits_TV = whole_TV[:, mine].float().contiguous().requires_grad_()
+            given_TV = whole_TV.masked_fill(ruled_out_TV, -torch.inf) if name == "entropy_left" else whole_TV
+            logits_TV = given_TV[:, mine].float().contiguous().requires_grad_()
             kept_TV = logits_TV.detach().clone()
-            if name == "entropy":
+            if name.startswith("entropy"):
                 got_T = token_entropy(logits_TV, temperature)
             else:
                 got_T = token_log_probs(logits_TV, targets_T, temperature, keep_TV[:, mine] if name == "cut" else None)
@@ -181,6 +188,6 @@ def log_probs() -> dict[str, dict[str, float]]:
             out[f"{name}-{temperature}"] = {
                 "value": float(((got_T - want_T).abs() / want_T.abs().clamp(min=1)).max()),
                 "gradient": gap(gradient_TV, want_gradient_TV[:, mine]),
-                "overwritten": gap(logits_TV, kept_TV),
+                "overwritten": int((logits_TV != kept_TV).sum()),
             }
     return out

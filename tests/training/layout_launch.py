@@ -22,7 +22,10 @@ IN_DENSE_LAYOUTS = ("moe_grpo", "latent_rollout_replay_recomputed")
 IN_LAYOUTS_OF_EXPERTS = ("moe_grpo", "moe_grpo_per_token", "moe_ppo_packed_small", "latent_grpo", "moe_replay_recomputed", IN_DENSE_LAYOUTS[1])
 """Cases of ``moe_cases.CASES``; one process runs all."""
 POLICY = {
-    "single": ("frozen", "forgotten", "hooked", "taught", "endpoint", "old_actor", "user_weights", "nucleus", "critic", "missing", "not_finite"),
+    "single": (
+        "frozen", "forgotten", "hooked", "taught", "endpoint", "old_actor", "user_weights", "nucleus", "critic", "missing", "far_out",
+        "not_finite",
+    ),
     "dp2": ("forgotten", "endpoint", "user_weights", "critic", "not_finite"),
     "tp2": ("frozen", "hooked", "old_actor", "nucleus", "critic"),
 }  # fmt: skip

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
-from layout_cases import GRPO, MANIFEST, PLAIN, REWARD_KL, VOCABULARY, Session, differing, global_batch, rows, weights
+from layout_cases import GRPO, MANIFEST, PLAIN, REWARD_KL, SAMPLES, VOCABULARY, Session, differing, global_batch, rows, weights
 from layout_launch import POLICY
 from slime_cli.errors import EngineError, UsageError
-from slime_cli.training import advantages, heads
+from slime_cli.training import advantages, heads, objective
 from slime_cli.training.settings import Settings
 
 
@@ -282,6 +282,83 @@ def missing(session: Session) -> dict[str, str]:
         name: said(ValueError, lambda: session.trainer("untied", dataclasses.replace(GRPO, **{name: True}), []).train(batch))
         for name in ("use_rollout_logprobs", "use_tis", "use_top_p_replay", "use_rollout_routing_replay")
     }
+
+
+def far_out(session: Session) -> dict:
+    """Gradients of the policy loss where every third token is far out and left out, against those where it is an ordinary one."""
+    batch = dataclasses.replace(global_batch(), rewards_N=np.arange(SAMPLES) % 3.0)
+    plain = dataclasses.replace(GRPO, use_kl_loss=False, entropy_coef=0.0)
+    trainer = session.trainer("untied", plain, [])
+    (mb,) = trainer._parts(batch)[0][0]
+    rng = np.random.default_rng(2)
+    size = len(mb.mask_R)
+    third_R = torch.arange(size) % 3 == 0
+    near_R = torch.from_numpy(rng.normal(0, 0.1, size)).float()
+    sign_R = torch.from_numpy(rng.choice([-1.0, 1.0], size)).float()
+    mb.rollout_log_probs_R = None
+
+    def gradients(s: Settings, gap_R, advantages_R, correction_R=None, ref_gap_R=None, entropy=0.0) -> torch.Tensor:
+        out_2R = torch.stack([torch.full((size,), -1.0), torch.full((size,), entropy)]).requires_grad_()
+        mb.old_log_probs_R, mb.advantages_R, mb.correction_R = -1.0 - gap_R, advantages_R, correction_R
+        mb.ref_log_probs_R = None if ref_gap_R is None else -1.0 - ref_gap_R
+        loss, _ = objective.policy(s, mb, out_2R)
+        (gradient_2R,) = torch.autograd.grad(loss, out_2R)
+        assert torch.isfinite(loss)
+        return gradient_2R
+
+    def rejected(far_R):
+        return far_R, torch.where(third_R, -1.0, sign_R), (~third_R).float()
+
+    cases = {
+        "clipped": ({}, lambda far_R: (far_R, torch.where(third_R, 1.0, sign_R))),
+        "dual_clip": ({"eps_clip_c": 3.0}, lambda far_R: (far_R, torch.where(third_R, -1.0, sign_R))),
+        "no_advantage": ({}, lambda far_R: (far_R, torch.where(third_R, 0.0, sign_R))),
+        "rejected": ({}, rejected), "rejected_cispo": ({"advantage_estimator": "cispo"}, rejected),
+        "measured_kl": (
+            {"use_kl_loss": True, "kl_loss_type": "k3"},
+            lambda far_R: (near_R, sign_R, None, torch.where(third_R, -far_R, near_R)),
+        ),
+        "entropy": ({}, lambda far_R: (near_R, sign_R, None, None, float(far_R.max()))),
+    }  # fmt: skip
+    out = {}
+    for name, (more, given) in cases.items():
+        s = dataclasses.replace(plain, kl_loss_coef=0.0, **more)
+        want = gradients(s, *given(torch.where(third_R, 5.0, near_R)))
+        for far in (100.0, 1e4, math.inf):
+            got = gradients(s, *given(torch.where(third_R, far, near_R)))
+            out[f"{name} {far}"] = {"differing": int((got != want).sum()), "some": int((want != 0).sum())}
+    return out | {"opsm": far_in_a_sample_that_opsm_leaves_out(mb, gradients, plain), "own_loss": own_loss_where_masked(mb)}
+
+
+def far_in_a_sample_that_opsm_leaves_out(mb, gradients, plain: Settings) -> dict:
+    """One token whose ratio overflows, in samples whose mean has gone the other way."""
+    s = dataclasses.replace(plain, use_opsm=True, opsm_delta=0.1)
+    first_R = torch.from_numpy(np.diff(mb.sample_R.numpy(), prepend=-1) > 0)
+    dropped_R = mb.sample_R % 2 == 0
+    gap_R = torch.where(dropped_R, -1000.0, 0.05)
+    advantages_R = torch.where(dropped_R, -1.0, 1.0)
+    want = gradients(s, gap_R, advantages_R)
+    got = gradients(s, torch.where(dropped_R & first_R, 100.0, gap_R), advantages_R)
+    alone_R = torch.bincount(mb.sample_R[mb.mask_R], minlength=mb.samples)[mb.sample_R] < 2
+    return {"differing": int((got != want)[0, ~alone_R].sum()), "some": int((want != 0).sum())}
+
+
+def own_loss_where_masked(mb) -> dict:
+    """A user's loss whose exponent overflows at masked tokens: neither its value nor its gradient knows of them."""
+
+    def run(fill: float) -> tuple[float, torch.Tensor]:
+        logits_RV = torch.zeros(len(mb.mask_R), 8, requires_grad=True)
+        rows_RV = logits_RV * 1.0  # as a head gives them, not a leaf
+
+        def loss(args, batch, logits_RV, sum_of_sample_mean):
+            log_probs_R = logits_RV.log_softmax(-1)[:, 0]
+            return sum_of_sample_mean((log_probs_R + torch.where(batch["mask_R"], 0.0, fill)).exp()), {}
+
+        value, _ = objective.custom(loss, None, mb, rows_RV)
+        return float(value), torch.autograd.grad(value, logits_RV)[0]
+
+    (want, want_RV), (got, got_RV) = run(0.0), run(1e4)
+    return {"differing": int((got_RV != want_RV).sum()) + (got != want), "some": int((want_RV != 0).sum())}
 
 
 def everything(session: Session) -> dict:

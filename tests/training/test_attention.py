@@ -47,7 +47,7 @@ def test_sequences_of_a_pack_do_not_see_one_another(cases):
 
 @pytest.mark.parametrize("layout", ["single", "tp2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
-@pytest.mark.parametrize("what", ["log_probs", "cut", "entropy"])
+@pytest.mark.parametrize("what", ["log_probs", "cut", "entropy", "entropy_left"])
 def test_log_probs_and_entropy_over_a_split_vocabulary(layout, temperature, what):
     for rank in layout_launch.ranks(layout):
         got = rank["log_probs"][f"{what}-{temperature}"]

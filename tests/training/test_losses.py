@@ -1,9 +1,12 @@
 """The parts of the policy loss against plain references: values in ``math``, gradients from the formula's derivative."""
 
+import decimal
 import math
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from slime_cli.training import losses
 
@@ -211,3 +214,118 @@ def test_value_loss_takes_the_larger_of_clipped_and_plain():
     torch.testing.assert_close(loss_T.tolist(), want)
     loss_T.sum().backward()
     assert clipped_T.tolist() == [True, False, False, True] and values_T.grad[[0, 3]].tolist() == [0.0, 0.0]
+
+
+# -- exponents far out -----------------------------------------------------------------------------------------------------
+
+FAR = [-1e4, -100.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 100.0, 1e4]
+FLOAT32_MAX, SMALLEST_NORMAL = decimal.Decimal(torch.finfo(torch.float32).max), decimal.Decimal(torch.finfo(torch.float32).tiny)
+
+
+def clipped(log_ratio: float, advantage: float, low: float, high: float, dual_clip: float | None) -> tuple[float, float]:
+    """Loss of PPO's eq. 7 with dual clip, and its derivative in the new log-probability, case by case: 0 where a bound decides."""
+    if advantage == 0:
+        return 0.0, 0.0
+    if advantage > 0 and log_ratio > math.log1p(high):
+        return -(1 + high) * advantage, 0.0
+    if advantage < 0 and log_ratio < math.log1p(-low):
+        return -(1 - low) * advantage, 0.0
+    if advantage < 0 and dual_clip and log_ratio > math.log(dual_clip):
+        return -dual_clip * advantage, 0.0
+    ratio = math.exp(log_ratio) if log_ratio < 709 else math.inf
+    return -ratio * advantage, -ratio * advantage
+
+
+def same_or_overflown(got: float, want: float, dtype: torch.dtype, scale: float | None = None) -> bool:
+    """What a bound leaves out is exact, what overflows is seen to, and the rest is equal within the rounding of a few operations
+    on numbers of size ``scale`` (the result's own, unless they cancel); or, below the smallest normal number, within that."""
+    if want in (0.0, math.inf, -math.inf):
+        return abs(got) == abs(want)
+    return abs(got - want) <= 8 * torch.finfo(dtype).eps * (abs(want) if scale is None else scale) + torch.finfo(dtype).tiny
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+def test_what_the_clip_leaves_out_has_no_gradient_however_far_out(dtype, dual_clip):
+    cases = [(d, a) for d in (*FAR, math.inf, -math.inf) for a in (-2.0, 0.0, 0.5)]
+    log_ratio_T = torch.tensor([d for d, _ in cases], dtype=dtype, requires_grad=True)
+    loss_T, _ = losses.clipped_policy_loss(log_ratio_T, torch.tensor([a for _, a in cases], dtype=dtype), 0.2, 0.28, dual_clip)
+    loss_T.sum().backward()
+    largest = math.log(torch.finfo(dtype).max)
+    for d, (_, a), value, slope in zip(log_ratio_T.tolist(), cases, loss_T.tolist(), log_ratio_T.grad.tolist()):
+        for got, want in zip((value, slope), clipped(d if d < largest else math.inf, a, 0.2, 0.28, dual_clip)):
+            assert same_or_overflown(got, want, dtype), (d, a, got, want)
+    if dual_clip:
+        assert torch.isfinite(log_ratio_T.grad).all()
+
+
+@given(
+    st.floats(-1e4, 1e4) | st.floats(-2, 2), st.just(0.0) | st.floats(-50, 50), st.floats(0, 0.9), st.floats(0, 3),
+    st.none() | st.floats(1.01, 9),
+)  # fmt: skip
+def test_a_clipped_loss_is_the_papers_for_any_ratio_and_advantage(log_ratio, advantage, low, high, dual_clip):
+    bounds = [1 - low, 1 + high, dual_clip or 1 + high]
+    assume(all(abs(log_ratio - math.log(bound)) > 1e-9 for bound in bounds))
+    assume(advantage == 0 or abs(advantage) > 1e-9)
+    log_ratio_T = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
+    loss_T, _ = losses.clipped_policy_loss(log_ratio_T, torch.tensor([advantage], dtype=torch.float64), low, high, dual_clip)
+    loss_T.sum().backward()
+    for got, want in zip((loss_T.item(), log_ratio_T.grad.item()), clipped(log_ratio, advantage, low, high, dual_clip)):
+        assert same_or_overflown(got, want, torch.float64), (got, want)
+
+
+def test_a_token_left_out_has_neither_loss_nor_gradient_whatever_its_ratio():
+    """What rejection or OPSM leaves out has a negative advantage as a rule: no bound of the clip is above its ratio."""
+    log_ratio_T = torch.tensor([100.0, 1e4, math.inf, 0.1], requires_grad=True)
+    advantages_T, kept_T = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([False, False, False, True])
+    loss_T, clipped_T = losses.clipped_policy_loss(log_ratio_T, advantages_T, 0.2, 0.2, kept_T=kept_T)
+    loss_T.sum().backward()
+    assert loss_T.tolist()[:3] == [0, 0, 0] and log_ratio_T.grad.tolist()[:3] == [0, 0, 0] and not clipped_T.any()
+    assert loss_T[3].item() == log_ratio_T.grad[3].item() == pytest.approx(math.exp(0.1))
+    log_probs_T = torch.tensor([0.0, -math.inf, -1.0], requires_grad=True)
+    kept_T = torch.tensor([False, False, True])
+    loss_T, _ = losses.cispo_loss(log_probs_T, torch.tensor([-1e4, -1.0, -1.0]), torch.ones(3), 0.2, 0.2, kept_T)
+    loss_T.sum().backward()
+    assert loss_T.tolist() == [0, 0, 1] and log_probs_T.grad.tolist() == [0, 0, -1]
+
+
+@pytest.mark.parametrize("advantage", [-2.0, 0.0, 0.5])
+def test_cispo_far_out_has_the_weight_of_its_bound(advantage):
+    log_probs_T = torch.full((len(FAR),), -1.0, requires_grad=True)
+    loss_T, _ = losses.cispo_loss(log_probs_T, -1.0 - torch.tensor(FAR), torch.full((len(FAR),), advantage), 0.2, 0.28)
+    loss_T.sum().backward()
+    weights = [0.8 if d <= -1 else 1.28 if d >= 1 else math.exp(d) for d in FAR]
+    for got, weight in zip(log_probs_T.grad.tolist(), weights):
+        assert same_or_overflown(got, -weight * advantage, torch.float32, scale=2 * abs(advantage))
+
+
+def kl_reference(kind: str, d: float, e: float) -> tuple[decimal.Decimal, decimal.Decimal, decimal.Decimal]:
+    """``exp(e) * estimate(d)`` with d = lp - ref and e = lp - old, its derivative in lp where the weight has one as well, and the
+    size of what they are sums of, 0 where a clamp left that out: in decimals, which do not overflow."""
+    d, weight = decimal.Decimal(d), decimal.Decimal(e).exp()
+    size = max(weight, SMALLEST_NORMAL)
+    if kind == "k1":
+        return weight * d, weight * (1 + d), size * (1 + abs(d))
+    if kind == "k2":
+        return weight * d * d / 2, weight * (d + d * d / 2), size * (abs(d) + d * d)
+    value = weight * ((-d).exp() - 1 + d)
+    if kind == "low_var_kl" and value > 10:
+        return decimal.Decimal(10), decimal.Decimal(0), decimal.Decimal(0)
+    return value, weight * d, size * (1 + (-d).exp() + abs(d))
+
+
+@pytest.mark.parametrize("kind", losses.KL_TYPES)
+@pytest.mark.parametrize("log_weight", FAR)
+def test_a_weighted_kl_overflows_only_where_its_terms_do(kind, log_weight):
+    """No 0 * inf where a small weight takes a large estimate back, a large weight has nothing to weigh, or a clamp leaves it out."""
+    log_probs_T, d_T, e_T = torch.zeros(len(FAR), requires_grad=True), torch.tensor(FAR), torch.full((len(FAR),), log_weight)
+    got_T = losses.kl(log_probs_T, -d_T, kind, -e_T)
+    got_T.sum().backward()
+    with decimal.localcontext(prec=60):
+        for d, e, *found in zip(d_T.tolist(), e_T.tolist(), got_T.tolist(), log_probs_T.grad.tolist()):
+            *wanted, size = kl_reference(kind, d, e)
+            overflows = any(abs(want) > FLOAT32_MAX for want in wanted)
+            for got, want in zip(found, wanted):
+                if size <= FLOAT32_MAX or (not overflows and math.isfinite(got)):
+                    assert same_or_overflown(got, float(want), torch.float32, float(min(size, FLOAT32_MAX))), (d, got, want)
+            assert not overflows or not all(map(math.isfinite, found)), "what overflows is seen to"

@@ -126,6 +126,14 @@ def test_the_critic_trains_alone_first_and_resumes_to_the_last_bit(layout):
     assert "value_loss" in names and "pg_loss" not in names
 
 
+def test_what_is_left_out_changes_no_gradient_however_far_out_it_is():
+    """By the clip, dual clip, an advantage of 0, rejection, OPSM, a coefficient of 0, or the mask of a user's own loss."""
+    (got,) = found("single", "far_out")
+    assert len(got) == 7 * 3 + 2
+    for name, case in got.items():
+        assert case["differing"] == 0 and case["some"] > 0, name
+
+
 def test_samples_without_a_column_that_is_needed_are_named():
     (said,) = found("single", "missing")
     assert said == {

@@ -45,12 +45,20 @@ def test_a_function_sees_the_whole_batch_sample_by_sample_without_what_is_masked
         (lambda x: (x[:4], [torch.ones(3), torch.ones(0), torch.ones(2)], {}), "4 values in pg_loss for 5"),
         (lambda x: (x, [torch.ones(2), torch.ones(0), torch.ones(3)], {}), "masks for responses of other lengths"),
         (lambda x: (x * float("inf"), torch.ones(5), {}), "not finite"),
+        (lambda x: (x.double() * 1e300, torch.ones(5), {}), "not finite"),
         (lambda x: (x, torch.ones(5), {"m": torch.ones(3)}), "3 values in metric 'm'"),
     ],
 )
 def test_answers_that_do_not_fit_are_refused(answer, said):
     with pytest.raises(ValueError, match=said):
         weigh(lambda args, *, pg_loss, **kwargs: answer(pg_loss))
+
+
+@pytest.mark.parametrize("overflown", [float("inf"), float("-inf"), float("nan"), 1e300])
+def test_a_weight_that_the_function_masks_may_have_overflown(overflown):
+    answer = torch.tensor([1, 1, 2, overflown, 1]).double(), [torch.ones(3), torch.ones(0), torch.tensor([0, 1])], {}
+    weights_R, _ = weigh(lambda args, *, pg_loss, **kwargs: answer)
+    assert weights_R.tolist() == [1, 0, 2, 0, 1]
 
 
 def reduce(reducer, per_token=False):
@@ -75,6 +83,8 @@ def test_a_reducers_weights():
         (lambda x: (x * torch.from_numpy(MASK)).square().sum(), "not a weighted sum"),
         (lambda x: (x * torch.from_numpy(MASK)).sum() + 1, "not a weighted sum"),
         (lambda x: x.sum(), "not trained"),
+        (lambda x: (x * torch.from_numpy(MASK)).sum() / 0, "not finite"),
+        (lambda x: x[:3].sum() + x[3:3].sum() / torch.zeros(0).sum(), "divided by its 0 trained tokens"),
         (lambda x: x, "one number"),
         (lambda x: 0.0, "one number"),
         (None, "returned NoneType"),
