@@ -3,7 +3,8 @@
 The engine samples from ``mu`` (its own kernels, perhaps older weights) while the loss takes ``pi_old`` from Megatron. With
 ``d = log pi_old - log mu`` at each trained token, an importance weight ``exp(d)`` on the loss corrects the difference, and
 samples too far off can be rejected. Both are constants of the batch, computed over the whole of it before the first step,
-so they cannot depend on packing or layout.
+so they cannot depend on packing or layout. What bounds decide is decided on the ratio itself; only what is multiplied into
+the loss has its exponent bounded.
 
 References: truncated importance sampling, TIS (F. Yao et al., "Your efficient RL framework secretly brings you off-policy RL
 training", 2025); IcePop (Ring-1T, arXiv 2510.18855): ``--tis-mode mask`` at token level; masked importance sampling with
@@ -15,12 +16,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from slime_cli.training.advantages import Shape
+from slime_cli.training.advantages import Shape, execution_rewards
 
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
 LIMIT = 20.0
-"""Bound on the exponent of a weight: exp(20) is out of any range that training uses, and finite in float32."""
+"""Bound on an exponent whose value is multiplied or averaged: exp(20) is out of any range that training uses, and finite in
+float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,12 @@ def log_weights(gap_R: np.ndarray, level: str, shape: Shape) -> np.ndarray:
     return shape.over_tokens(sums_N)
 
 
+def ratios(log_ratio_R: np.ndarray) -> np.ndarray:
+    """``exp``, infinity where it overflows: such a ratio is out of any bounds."""
+    with np.errstate(over="ignore"):
+        return np.exp(log_ratio_R)
+
+
 def bounded(ratio_R: np.ndarray, mode: str, low: float, high: float) -> np.ndarray:
     """``truncate``: at most ``high``; ``clip``: within [low, high]; ``mask``: 0 outside [low, high]."""
     if mode == "truncate":
@@ -51,7 +59,7 @@ def bounded(ratio_R: np.ndarray, mode: str, low: float, high: float) -> np.ndarr
     if mode == "clip":
         return np.clip(ratio_R, low, high)
     if mode == "mask":
-        return np.where((ratio_R >= low) & (ratio_R <= high), ratio_R, 0.0)
+        return np.where((ratio_R < low) | (ratio_R > high), 0.0, ratio_R)
     raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
 
 
@@ -59,11 +67,27 @@ Custom = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, dict[str, float]]]
 """A user's weights [R] and metrics, of the old and the engine's log-probabilities."""
 
 
+def mean_weight(weights_R: np.ndarray, level: str, shape: Shape, executions_N: np.ndarray | None) -> float:
+    """What ``--tis-batch-normalize`` divides by: the mean over all that have a weight of their own, of which there must be one.
+
+    At token level those are the trained tokens. At the other levels they are samples, however long they are; siblings that
+    one execution fanned out count as one together, with their mean. ``executions_N``: which execution each sample came from;
+    each its own when not given.
+    """
+    if level == "token":
+        return float(weights_R[shape.mask_R].mean())
+    has_N = shape.counts() > 0
+    of_sample_N = (shape.sums(weights_R) / np.maximum(shape.counts(), 1))[has_N]
+    of_execution_N, first_N = execution_rewards(of_sample_N, None if executions_N is None else executions_N[has_N])
+    return float(of_execution_N[first_N].mean())
+
+
 def correct(
-    settings, old_log_probs_R: np.ndarray, rollout_log_probs_R: np.ndarray, shape: Shape, custom: Custom | None = None
-) -> Correction:
+    settings, old_log_probs_R: np.ndarray, rollout_log_probs_R: np.ndarray, shape: Shape, custom: Custom | None = None,
+    executions_N: np.ndarray | None = None,
+) -> Correction:  # fmt: skip
     """Weights by ``settings`` (``use_tis``, ``tis_*``, ``use_rs``, ``rs_*``), and what they did. ``custom`` takes the place of
-    the ``tis_*``; without ``use_tis`` only its metrics count."""
+    the ``tis_*``; without ``use_tis`` only its metrics count. ``executions_N`` as in :func:`mean_weight`."""
     s, mask_R = settings, shape.mask_R
     gap_R = shape.masked(old_log_probs_R) - shape.masked(rollout_log_probs_R)
     weights_R, metrics = mask_R.astype(np.float64), mismatch(gap_R, shape)
@@ -71,11 +95,12 @@ def correct(
         custom_R, theirs = custom(old_log_probs_R, rollout_log_probs_R)
         weights_R, metrics = custom_R if s.use_tis else weights_R, metrics | theirs
     elif s.use_tis:
-        ratio_R = np.exp(np.clip(log_weights(gap_R, s.tis_level, shape), -LIMIT, LIMIT))
-        weights_R = np.where(mask_R, bounded(ratio_R, s.tis_mode, s.tis_clip_low, s.tis_clip), 0.0)
+        ratio_R = ratios(log_weights(gap_R, s.tis_level, shape))
+        bounded_R = bounded(ratio_R, s.tis_mode, s.tis_clip_low, s.tis_clip)
+        weights_R = np.where(mask_R, np.minimum(bounded_R, np.exp(LIMIT)), 0.0)
         metrics["tis_clipfrac"] = float((weights_R[mask_R] != ratio_R[mask_R]).mean()) if mask_R.any() else 0.0
         if s.tis_batch_normalize and weights_R[mask_R].any():
-            weights_R = weights_R / weights_R[mask_R].mean()
+            weights_R = weights_R / mean_weight(weights_R, s.tis_level, shape, executions_N)
         metrics["tis"] = float(weights_R[mask_R].mean()) if mask_R.any() else 0.0
     if s.use_rs:
         kept_R = rejection(s, gap_R, shape)
@@ -91,10 +116,10 @@ def rejection(settings, gap_R: np.ndarray, shape: Shape) -> np.ndarray:
     never have said it.
     """
     s = settings
-    ratio_R = np.exp(np.clip(log_weights(gap_R, s.rs_level, shape), -LIMIT, LIMIT))
-    kept_R = (ratio_R >= s.rs_lower_bound) & (ratio_R <= s.rs_upper_bound)
+    ratio_R = ratios(log_weights(gap_R, s.rs_level, shape))
+    kept_R = ~((ratio_R < s.rs_lower_bound) | (ratio_R > s.rs_upper_bound))
     if s.rs_veto_threshold is not None:
-        struck_N = shape.sums(np.exp(np.clip(gap_R, -LIMIT, LIMIT)) < s.rs_veto_threshold) > 0
+        struck_N = shape.sums(ratios(gap_R) < s.rs_veto_threshold) > 0
         kept_R &= ~struck_N[shape.owner_R]
     return kept_R
 

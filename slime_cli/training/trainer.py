@@ -300,7 +300,7 @@ class Trainer:
             custom = None
             if "tis" in self.hooks:
                 custom = functools.partial(user_weights.importance, self.hooks["tis"], self.hook_args, batch.lengths_N, shape=shape)
-            correction = corrections.correct(s, whole("old_log_probs_R"), batch.rollout_log_probs_R, shape, custom)
+            correction = corrections.correct(s, whole("old_log_probs_R"), batch.rollout_log_probs_R, shape, custom, batch.sample_index_N)
             found, factor_R = correction.metrics, correction.weights_R if s.use_tis or s.use_rs else None
         if "pg_loss_reducer" in self.hooks:
             factor_R = self._reducer_factor(batch, shape) * (1.0 if factor_R is None else factor_R)

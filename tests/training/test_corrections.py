@@ -6,6 +6,8 @@ import statistics
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slime_cli.training import corrections
 from slime_cli.training.advantages import Shape
@@ -37,7 +39,7 @@ def ratios(shape, old, rollout, level: str) -> dict[int, float]:
         gaps = [old[t] - rollout[t] for t in tokens]
         for t, gap in zip(tokens, gaps):
             d = {"token": gap, "sequence": math.fsum(gaps), "geometric": math.fsum(gaps) / len(gaps)}[level]
-            out[t] = math.exp(max(-20.0, min(20.0, d)))
+            out[t] = math.exp(d) if d < 709 else math.inf
     return out
 
 
@@ -57,10 +59,78 @@ def test_importance_weights(level, mode, normalize):
         "mask": lambda w: w if low <= w <= high else 0.0,
     }[mode]
     want = {t: rule(w) for t, w in ratios(shape, old, rollout, level).items()}
-    mean = statistics.fmean(want.values()) if normalize and any(want.values()) else 1.0
+    each = [want[t] for tokens in trained(shape) for t in (tokens if level == "token" else tokens[:1])]
+    mean = statistics.fmean(each) if normalize and any(each) else 1.0
     for t, weight in enumerate(got.weights_R):
         assert weight == pytest.approx(want[t] / mean if t in want else 0.0, rel=1e-12, abs=1e-300)
     assert all(math.isfinite(value) for value in got.metrics.values())
+
+
+@pytest.mark.parametrize("level", ["sequence", "geometric"])
+def test_a_sample_counts_once_in_the_mean_of_weights_however_long_it_is(level):
+    shape = Shape(np.array([1, 4]), np.array([True, True, True, False, True]))
+    gaps = np.log([2.0, 1.0, 1.0, np.nan, 1.0])
+    settings = dataclasses.replace(Settings(), use_tis=True, tis_level=level, tis_batch_normalize=True)
+    got = corrections.correct(settings, gaps, np.zeros(5), shape)
+    np.testing.assert_allclose(got.weights_R, [4 / 3, 2 / 3, 2 / 3, 0, 2 / 3], rtol=1e-14)
+    got = corrections.correct(dataclasses.replace(settings, tis_level="token"), gaps, np.zeros(5), shape)
+    np.testing.assert_allclose(got.weights_R, [8 / 5, 4 / 5, 4 / 5, 0, 4 / 5], rtol=1e-14)
+
+
+fanned_out = st.lists(st.lists(st.tuples(st.integers(0, 4), st.floats(-3, 3)), min_size=1, max_size=3), min_size=1, max_size=8)
+"""Executions: of each sibling, its trained tokens and the logarithm of its ratio."""
+
+
+@given(fanned_out, st.sampled_from(["sequence", "geometric"]), st.randoms(use_true_random=False))
+def test_siblings_count_as_one_in_the_mean_of_weights(found, level, random):
+    rows = [(execution, size, log_ratio) for execution, siblings in enumerate(found) for size, log_ratio in siblings]
+    random.shuffle(rows)
+    executions_N, sizes_N, log_ratios_N = (np.array(column) for column in zip(*rows))
+    shape = Shape(sizes_N + 1, np.concatenate([np.arange(n + 1) < n for n in sizes_N]))  # the last token of each is masked
+    each_N = log_ratios_N if level == "geometric" else log_ratios_N / np.maximum(sizes_N, 1)
+    gaps = np.where(shape.mask_R, each_N[shape.owner_R], np.nan)
+    settings = dataclasses.replace(Settings(), use_tis=True, tis_level=level, tis_clip=5.0, tis_batch_normalize=True)
+    got = corrections.correct(settings, gaps, np.zeros(len(gaps)), shape, executions_N=executions_N)
+    weights = [[min(math.exp(d), 5.0) for n, d in siblings if n] for siblings in found]
+    mean = statistics.fmean([statistics.fmean(of_siblings) for of_siblings in weights if of_siblings] or [1.0])
+    want = np.minimum(np.exp(log_ratios_N), 5.0)[shape.owner_R] / mean * shape.mask_R
+    np.testing.assert_allclose(got.weights_R, want, rtol=1e-12)
+    alone = corrections.correct(settings, gaps, np.zeros(len(gaps)), shape, executions_N=np.arange(len(rows)))
+    np.testing.assert_array_equal(alone.weights_R, corrections.correct(settings, gaps, np.zeros(len(gaps)), shape).weights_R)
+
+
+FAR = [-math.inf, -1e4, -100.0, -25.0, 0.0, 25.0, 100.0, 1e4, math.inf]
+
+
+@pytest.mark.parametrize("level", corrections.LEVELS)
+@pytest.mark.parametrize("mode", corrections.MODES)
+@pytest.mark.parametrize("low, high", [(0.5, 2.0), (1e-30, 1e30)])
+def test_ratios_far_out_are_bounded_and_never_nan(level, mode, low, high):
+    """Bounds are compared with the ratio itself, further out than any weight may be; masked tokens are anything."""
+    shape = Shape(np.full(len(FAR), 2), np.tile([True, False], len(FAR)))
+    old = np.stack([FAR, np.resize([math.nan, math.inf, -math.inf], len(FAR))], axis=1).flatten()
+    settings = dataclasses.replace(
+        Settings(), use_tis=True, tis_level=level, tis_mode=mode, tis_clip_low=low, tis_clip=high, use_rs=True, rs_level=level,
+        rs_lower_bound=low, rs_upper_bound=high,
+    )  # fmt: skip
+    got = corrections.correct(settings, old, np.zeros(len(old)), shape)
+    inside = [math.log(low) <= d <= math.log(high) for d in FAR]
+    want = [math.exp(min(d, 20)) if kept else 0.0 for d, kept in zip(FAR, inside)]
+    assert got.weights_R[::2].tolist() == pytest.approx(want, rel=1e-14)
+    assert not got.weights_R[1::2].any() and got.metrics["rs_rejected"] == pytest.approx(1 - sum(inside) / len(FAR))
+
+
+def test_a_veto_strikes_below_any_threshold():
+    settings = dataclasses.replace(Settings(), use_rs=True, rs_lower_bound=0.0, rs_upper_bound=2.0, rs_veto_threshold=1e-12)
+    shape = Shape(np.array([2, 2]), np.ones(4, bool))
+    got = corrections.correct(settings, np.array([0.0, -27.0, 0.0, -28.0]), np.zeros(4), shape)
+    assert got.weights_R.tolist() == [1, 1, 0, 0], "exp(-27) is above 1e-12 and exp(-28) below"
+
+
+def test_a_log_probability_that_is_none_is_seen_to_and_not_rejected():
+    settings = dataclasses.replace(Settings(), use_tis=True, tis_mode="mask", tis_clip_low=0.5, use_rs=True)
+    got = corrections.correct(settings, np.array([math.nan, 0.0]), np.zeros(2), Shape(np.array([2]), np.ones(2, bool)))
+    assert math.isnan(got.weights_R[0]) and math.isnan(got.metrics["mismatch_kl"])
 
 
 @pytest.mark.parametrize("level", corrections.LEVELS)
