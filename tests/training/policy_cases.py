@@ -8,7 +8,19 @@ import numpy as np
 import torch
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
-from layout_cases import GRPO, MANIFEST, PLAIN, REWARD_KL, SAMPLES, VOCABULARY, Session, differing, global_batch, rows, weights
+from layout_cases import (
+    GRPO,
+    MANIFEST,
+    PLAIN,
+    REWARD_KL,
+    SAMPLES,
+    VOCABULARY,
+    Session,
+    differing,
+    global_batch,
+    rows,
+    weights,
+)
 from layout_launch import POLICY
 from slime_cli.errors import EngineError, UsageError
 from slime_cli.training import advantages, heads, objective
