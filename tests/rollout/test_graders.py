@@ -7,6 +7,17 @@ import pytest
 from slime_cli.buffer.sources import open_source
 from slime_cli.errors import UsageError
 from slime_cli.rollout.graders import GraderError, check_rm_type, grade, last_boxed
+from tests.rollout.judged_pairs import PAIRS, right, verdict
+
+
+@pytest.mark.parametrize(("rm_type", "kind"), sorted({(pair["rm_type"], pair["kind"]) for pair in PAIRS}))
+def test_every_judged_pair_of_a_kind_is_graded_as_judged(rm_type, kind):
+    wrong = [
+        f"{pair['response']!r} against {pair['label']!r} {pair['metadata'] or ''}: {got}, not {pair['verdict']}"
+        for pair in PAIRS
+        if (pair["rm_type"], pair["kind"]) == (rm_type, kind) and not right(pair, got := verdict(pair))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +82,10 @@ def test_random_depends_on_the_index_alone():
         (r"\boxed{\{1\}}", r"\{1\}"),
         (r"\boxed{1} \boxed{2", "1"),
         (r"\fbox{9} \fboxed{3}", "3"),
+        (r"\boxed{2} \fbox{9}", "9"),
+        (r"\boxed 78 and more", "78"),
+        (r"the \boxed command", None),
+        (r"\boxed{1} {\boxed{2}} } \boxed{{3}", "2"),
         ("boxed{1}", None),
     ],
 )
@@ -82,6 +97,8 @@ def test_missing_labels_and_unknown_types_are_named():
     for rm_type in ("exact", "math", "f1", "gpqa", "dapo"):
         with pytest.raises(GraderError, match="needs a label"):
             grade(rm_type, "Answer: 1", None, {})
+        with pytest.raises(GraderError, match="is empty"):
+            grade(rm_type, "Answer: 1", " ", {})
     with pytest.raises(UsageError, match="did you mean 'math'"):
         check_rm_type("maths")
     check_rm_type("boxed_remote_rm")
