@@ -3,6 +3,8 @@
 A message says what is wrong, where, and what to do about it; ``fix`` is printed on a line of its own.
 """
 
+from collections.abc import Sequence
+
 
 class SlimeError(Exception):
     """Base of all errors that end a command with a message instead of a traceback."""
@@ -31,6 +33,17 @@ class EngineError(SlimeError):
     """An engine, router or trainer process failed to start, died or answered wrongly."""
 
     exit_code = 4
+
+
+def together(errors: Sequence[UsageError], what: str) -> UsageError:
+    """The only one of ``errors``, or one that lists them all, each fix once; ``what`` completes "3 options ..."."""
+    if len(errors) == 1:
+        return errors[0]
+    lines, fixes = [], [error.fix for error in errors]
+    for number, error in enumerate(errors, 1):
+        said = bool(error.fix) and error.fix not in fixes[number:]
+        lines.append(f"  {number}. {error.message}{f' ({error.fix})' * said}")
+    return UsageError("\n".join([f"{len(errors)} options {what}:", *lines]), "fix each as it says")
 
 
 class Interrupted(SlimeError):

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 QUIET_SECONDS = 10.0
@@ -19,6 +20,9 @@ class Screen:
 
     def say(self, text: str) -> None:
         self.console.print(f"[dim]{time.time() - self.start:6.1f}s[/dim]  {text}", soft_wrap=not self.console.is_terminal)
+
+    def warn(self, text: str) -> None:
+        self.say(f"[yellow]warning[/yellow] {escape(text)}")
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int, start: int = 0) -> Iterator[Callable[..., None]]:

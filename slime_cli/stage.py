@@ -18,6 +18,7 @@ from slime_cli.buffer.types import Sample, executions
 from slime_cli.errors import DataError, UsageError
 from slime_cli.manifests import checkpoints
 from slime_cli.options import roles
+from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import args_namespace
 from slime_cli.rollout.chat import Renderer, check_lengths
 from slime_cli.rollout.evaluate import evaluate
@@ -370,12 +371,12 @@ class Stage:
         return self.folder / "eval" / f"{step:06d}.json"
 
     def _evaluate(self) -> None:
-        data, path = self.s["eval_prompt_data"], self._eval_path(self.step)
-        if not data or path.exists():
+        sets, path = evaluation_sets(self.s), self._eval_path(self.step)
+        if not sets or path.exists():
             return
         results = []
         with self.span("eval", step=self.step):
-            for name, uri in zip(data[::2], data[1::2]):
+            for name, uri in sets:
                 source = open_source(
                     uri, input_key=self.s["eval_input_key"], label_key=self.s["eval_label_key"], metadata_key=self.s["metadata_key"],
                     tool_key=self.s["tool_key"], on_bad_row=self.s["on_bad_row"],

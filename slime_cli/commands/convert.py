@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -31,8 +32,8 @@ def hf_to_dist(
     """Write the model as a Megatron torch_dist checkpoint. It loads in any parallel layout."""
     from slime_cli.weights import convert
 
-    megatron = _megatron(context.args, profile or [])
     with _screen() as say:
+        megatron = _megatron(context.args, profile or [], say)
         target = convert.hf_to_dist(
             hf_checkpoint, save, tensor=tensor, pipeline=pipeline, expert=expert, megatron=megatron, force=force, say=say
         )  # fmt: skip
@@ -53,14 +54,16 @@ def dist_to_hf(
     """Write a Megatron checkpoint's weights as an HF model."""
     from slime_cli.weights import convert
 
-    megatron = _megatron(context.args, profile or [])
     with _screen() as say:
+        megatron = _megatron(context.args, profile or [], say)
         target, iteration = convert.dist_to_hf(load, save, origin=origin, megatron=megatron, force=force, say=say)
         say(f"done: {target} ({_size(target)}), weights of iteration {iteration}")
 
 
-def _megatron(words: list[str], profiles: list[str]) -> dict[str, Any]:
+def _megatron(words: list[str], profiles: list[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Megatron options by dest: those of profiles, over them those of the command line. Anything else is an error."""
+    from rich.markup import escape
+
     from slime_cli.errors import UsageError
     from slime_cli.options import layers, own
     from slime_cli.options.profiles import load
@@ -69,11 +72,14 @@ def _megatron(words: list[str], profiles: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in profiles:
         found |= {dest: value for (section, dest), value in load(name).layer.items() if section == "megatron"}
-    for (section, dest), value in layers.from_argv(words, "convert").items():
+    layer, warnings = layers.from_argv(words, "convert")
+    for (section, dest), value in layer.items():
         if section != "megatron":
             flag = own.by_dest()[dest].flag if section == "slime" else f"--{section}-{dest.replace('_', '-')}"
             raise UsageError(f"`slime convert` does not read {flag}", "leave it out: only Megatron's architecture options are passed on")
         found[dest] = value
+    for warning in warnings:
+        say(f"[yellow]warning[/yellow] {escape(warning)}")
     return {dest: value for dest, value in found.items() if value is not UNSET and dest not in _NOT_ARCHITECTURE}
 
 

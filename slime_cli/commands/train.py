@@ -9,6 +9,7 @@ from slime_cli import installed
 from slime_cli.commands import arguments
 from slime_cli.errors import Interrupted
 from slime_cli.options import checks
+from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import Resolved, resolve
 
 _HOOKS = {
@@ -38,7 +39,7 @@ def run(argv: list[str]) -> int:
 
     screen = Screen()
     for warning in warnings:
-        screen.say(f"[yellow]warning[/yellow] {warning}")
+        screen.warn(warning)
     claimed = folders.claim(resolved, run_dir)
     screen.say(f"run directory {run_dir}, attempt {claimed.attempt}, on {claimed.hardware['count']} x {claimed.hardware['name']}")
     finished = run_dir / "summary.json"
@@ -78,7 +79,7 @@ def _check_data(resolved: Resolved) -> None:
         s = stage.slime
         keys = dict(metadata_key=s["metadata_key"], tool_key=s["tool_key"], on_bad_row=s["on_bad_row"])
         open_source(s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], **keys)
-        for uri in (s["eval_prompt_data"] or [])[1::2]:
+        for _, uri in evaluation_sets(s):
             open_source(uri, input_key=s["eval_input_key"], label_key=s["eval_label_key"], **keys)
         if s["loss_type"] != "sft_loss":
             check_options(args_namespace(stage))

@@ -3,6 +3,8 @@
 What contradicts itself is left as given for :mod:`slime_cli.options.checks` to report.
 """
 
+import pathlib
+import re
 from typing import Any
 
 from slime_cli.options.estimators import WHITENED
@@ -31,7 +33,9 @@ def derived(slime: dict[str, Any], megatron: dict[str, Any]) -> dict[tuple[str, 
         found["slime", "grpo_std_normalization"] = False
     if slime["advantage_estimator"] in WHITENED:
         found["slime", "normalize_advantages"] = True  # part of both methods
-    if slime["use_opd"] and slime["opd_type"] is None and bool(slime["opd_teacher_url"]) != bool(slime["opd_teacher_load"]):
+    if teacher_in_rm_url(slime):
+        found["slime", "opd_teacher_url"], found["slime", "opd_type"] = slime["rm_url"], "sglang"
+    elif _one_teacher(slime) and slime["opd_type"] is None:
         found["slime", "opd_type"] = "sglang" if slime["opd_teacher_url"] else "megatron"
     if slime["rollout_num_gpus"] is None:
         found["slime", "rollout_num_gpus"] = _engine_devices(slime)
@@ -40,6 +44,27 @@ def derived(slime: dict[str, Any], megatron: dict[str, Any]) -> dict[tuple[str, 
     if slime["use_rollout_routing_replay"] and not slime["rollout_endpoint"]:
         found["sglang", "enable_return_routed_experts"] = True
     return found
+
+
+def teacher_in_rm_url(slime: dict[str, Any]) -> bool:
+    """``--rm-url`` is the teacher's address, as in slime's scripts: its own example of a reward function asks that."""
+    other = slime["opd_teacher_url"] or slime["opd_teacher_load"] or slime["opd_type"] == "megatron"
+    return bool(slime["use_opd"] and slime["rm_url"] and not other and "remote_rm" not in (slime["rm_type"] or ""))
+
+
+def _one_teacher(slime: dict[str, Any]) -> bool:
+    return slime["use_opd"] and bool(slime["opd_teacher_url"]) != bool(slime["opd_teacher_load"])
+
+
+def evaluation_sets(slime: dict[str, Any]) -> list[tuple[str, str]]:
+    """``(name, source)`` of each set of ``--eval-prompt-data``; a source alone is named after its file or task."""
+    words = slime["eval_prompt_data"] or []
+    if len(words) == 1:
+        source = re.sub(r"@\[[^\]]*\]$", "", words[0])
+        scheme, colon, rest = source.partition(":")
+        inside = rest if colon and scheme in ("reasoning-gym", "datasets") else source
+        return [(pathlib.PurePath(inside.partition("?")[0]).stem or source, words[0])]
+    return list(zip(words[::2], words[1::2], strict=False))
 
 
 def _batch(slime: dict[str, Any], megatron: dict[str, Any], found: dict) -> None:

@@ -8,9 +8,10 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from slime_cli.errors import UsageError
+from slime_cli.errors import UsageError, together
 from slime_cli.options import catalogue, own
-from slime_cli.options.managed import MOVED, refusal
+from slime_cli.options.managed import refusal
+from slime_cli.options.not_yet import NOT_YET
 from slime_cli.options.spec import UNSET, Option, check_passable, from_words, from_yaml
 
 SECTIONS = ("slime", "megatron", "sglang", "router")
@@ -62,29 +63,54 @@ def close_names(name: str, known: Iterable[str], cutoff: float) -> list[str]:
     return [other for other, ratio in zip(found, ratios, strict=True) if ratio > ratios[0] - 0.05]
 
 
-def from_argv(argv: list[str], command: str) -> Layer:
-    """Reads a command line. Words are taken as values up to the next one that begins with ``--``."""
+def from_argv(argv: list[str], command: str) -> tuple[Layer, list[str]]:
+    """Reads a command line. Words are taken as values up to the next one that begins with ``--``.
+
+    Of an option that is given more than once the last one holds; what that overrides is said in the warnings that come
+    back. Raises one UsageError with all options that cannot be used.
+    """
     layer: Layer = {}
-    given: dict[tuple[str, str], str] = {}
+    overridden: dict[tuple[str, str], str] = {}
+    refused: list[UsageError] = []
     words = list(argv)
     while words:
-        flag, equals, text = words.pop(0).partition("=")
-        section, option = _known(flag, equals, text)
-        _check_command(command, section, option, flag)
-        if option.takes_value:
-            taken = [text] if equals else _take(option, flag, words)
-            value = from_words(option, taken, flag)
-            if section != "slime":
-                check_passable(option, value, flag)
-        else:
-            value = _flag_value(option, flag, text if equals else "true")
-        key = section, option.dest
+        try:
+            key, option, flag, value = _next(words, command)
+        except UsageError as error:
+            refused.append(error)
+            while words and not words[0].startswith("--"):
+                words.pop(0)  # what would have been its values
+            continue
         if key in layer and option.action == "append":
             value = layer[key] + value
         elif key in layer and layer[key] != value:
-            raise UsageError(f"{flag} is given as {value!r}, and before as {layer[key]!r} ({given[key]})", "keep one")
-        layer[key], given[key] = value, flag
-    return layer
+            now, before = _shown(value), _shown(layer[key])
+            overridden[key] = f"{flag} is given more than once: the last one holds, {now}; before it was {before}"
+        layer[key] = value
+    if refused:
+        raise together(refused, "cannot be used")
+    return layer, list(overridden.values())
+
+
+def _next(words: list[str], command: str) -> tuple[tuple[str, str], Option, str, Any]:
+    """Removes an option with its values from ``words``: section and dest, the option, how it was spelt, the value."""
+    flag, equals, text = words.pop(0).partition("=")
+    section, option = _known(flag, equals, text)
+    _check_command(command, section, option, flag)
+    if option.takes_value:
+        taken = [text] if equals else _take(option, flag, words)
+        value = from_words(option, taken, flag)
+        if section != "slime":
+            check_passable(option, value, flag)
+    else:
+        value = _flag_value(option, flag, text if equals else "true")
+    return (section, option.dest), option, flag, value
+
+
+def _shown(value: Any) -> str:
+    if value is UNSET:
+        return "taken back"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _known(flag: str, equals: str, text: str) -> tuple[str, Option]:
@@ -93,7 +119,9 @@ def _known(flag: str, equals: str, text: str) -> tuple[str, Option]:
         raise UsageError(f"unexpected word {word!r}", "options begin with --; a value follows its option")
     found = find(flag)
     if found is None:
-        raise UsageError(f"unknown option {flag}", MOVED.get(flag) or suggestion(nearest(flag)))
+        if flag in NOT_YET:
+            raise UsageError(f"{flag} is not an option here", NOT_YET[flag])
+        raise UsageError(f"unknown option {flag}", suggestion(nearest(flag)))
     if reason := refusal(found[0], found[1].dest):
         raise UsageError(f"{flag} is set by slime", reason)
     return found
@@ -158,6 +186,8 @@ def _entry(section: str, name: str, place: str) -> Option:
         table = catalogue.load(section)
         option, names = table.by_flag.get(table.by_key.get(name, "")), list(table.by_key)
     if option is None:
+        if section == "slime" and f"--{name}" in NOT_YET:
+            raise UsageError(f"{place} is not an option here", NOT_YET[f"--{name}"])
         raise UsageError(f"{place}: no such option", suggestion(_nearest_keys(section, name, names)))
     if section == "megatron" and f"--{name}" in own.OWN_OVER_MEGATRON:
         raise UsageError(f"{place} is slime's option", "move it to the `slime:` section")

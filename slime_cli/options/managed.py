@@ -65,14 +65,6 @@ MANAGED: dict[str, dict[str, str]] = {
     },
 }
 
-MOVED = {
-    "--sglang-router-ip": "--rollout-endpoint names a running `slime serve-rollout` by its endpoint.json",
-    "--sglang-router-port": "--rollout-endpoint names a running `slime serve-rollout` by its endpoint.json",
-    "--sglang-router-request-timeout-secs": "use --router-request-timeout-secs",
-    "--train-backend": "leave it out: Megatron is the only trainer",
-}
-"""Flags of slime launch scripts that this slime has no option for, and what to do instead."""
-
 
 def refusal(section: str, dest: str) -> str:
     """Why an option may not be given, or an empty string."""

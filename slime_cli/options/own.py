@@ -206,6 +206,16 @@ _RUN = (
     ("--trace", "str", "on", "Whether spans are recorded.", {"choices": ("on", "off")}),
     ("--keep-rollouts", "int", None, "Rollout folders to keep, the newest; all when not given."),
 )
+_SETTLED = (
+    ("--train-backend", "str", "megatron", "The trainer; Megatron is the only one.", {"choices": ("megatron",)}),
+    ("--rollout-function-path", "str", None, "slime's own function for a whole rollout that goes with --loss-type."),
+    ("--debug-train-only", "flag", False, "Start no engines; with --loss-type sft_loss none is started anyway."),
+    ("--disable-compute-advantages-and-returns", "flag", True, "Compute no advantages; sft_loss has none anyway."),
+    ("--no-offload-train", "flag", False, "Keep the trainer on its devices, where it stays anyway."),
+    ("--no-offload-rollout", "flag", False, "Keep the engines on their devices, where they stay anyway."),
+)
+"""Options of slime's launch scripts that are taken where they ask for what is so anyway, and refused where they ask for
+anything else: options/checks/settled.py decides which."""
 _GROUPS = {
     "cluster": _CLUSTER,
     "model": _MODEL,
@@ -217,6 +227,7 @@ _GROUPS = {
     "algorithm": _ALGORITHM,
     "off-policy": _OFF_POLICY,
     "run": _RUN,
+    "launch-script": _SETTLED,
 }
 
 OPTIONS: tuple[OwnOption, ...] = tuple(

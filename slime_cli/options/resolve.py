@@ -34,6 +34,8 @@ class Resolved:
     command: str = "train"
     profiles: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What the reading of the command line had to say."""
     stage_file: str = field(default="", repr=False)
     """File that ``stages`` came from, for messages."""
 
@@ -81,8 +83,9 @@ def resolve(argv: Sequence[str], profiles: Sequence[str] = (), command: str = "t
         build.lay(profile.layer, f"profile {profile.name}")
         if profile.stages:
             stages, stage_file = profile.stages, str(profile.path)
-    build.lay(from_argv(list(argv), command), "flag")
-    empty = Resolved({}, {}, {}, {}, {}, stages, command, tuple(profiles), tuple(argv), stage_file)
+    layer, warnings = from_argv(list(argv), command)
+    build.lay(layer, "flag")
+    empty = Resolved({}, {}, {}, {}, {}, stages, command, tuple(profiles), tuple(argv), tuple(warnings), stage_file)
     return build.done(empty)
 
 

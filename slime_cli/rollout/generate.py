@@ -121,7 +121,7 @@ class Generator:
             return []
         if self.custom:
             return await asyncio.gather(*(self._custom(sample, params, group.rendered.tokens) for sample in group.pending))
-        replay = training and self.args.use_top_p_replay
+        replay = training and self.args.use_top_p_replay and self.args.rollout_top_k > 0
         body = {"input_ids": group.rendered.tokens, "sampling_params": params | {"n": len(group.pending)}, "return_logprob": True}
         body |= nucleus.request(self.args.rollout_top_k) if replay else {}
         shape = self.routed_experts_shape if training else None

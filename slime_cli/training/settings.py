@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from slime_cli.options.estimators import GROUP_RELATIVE
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -81,6 +83,9 @@ class Settings:
             taken["eps_clip_high"] = taken["eps_clip"]
         for name in ("only_train_params_name_list", "freeze_params_name_list"):
             taken[name] = tuple(taken[name] or ())
+        if slime["advantage_estimator"] in GROUP_RELATIVE and not slime["custom_advantage_function_path"]:
+            taken["kl_coef"] = 0.0  # nothing reads it then, and no reference is kept for it
+        taken["use_top_p_replay"] &= slime["rollout_top_k"] > 0  # else nothing is cut
         taken["num_steps_per_rollout"] = slime["num_steps_per_rollout"] or 1
         return cls(**taken, max_tokens=slime["max_tokens_per_gpu"] if slime["use_dynamic_batch_size"] else None)
 

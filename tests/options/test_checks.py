@@ -7,6 +7,7 @@ from rich.console import Console
 
 from slime_cli.errors import UsageError
 from slime_cli.options.checks import check, layout
+from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.memory import estimate
 from slime_cli.options.render import render
 from slime_cli.options.resolve import resolve
@@ -32,32 +33,18 @@ def test_a_sound_run_has_no_warnings():
         ("--actor-num-gpus-per-node 3 --tensor-model-parallel-size 2", "3 trainer ranks"),
         ("--actor-num-gpus-per-node 3", "--global-batch-size 32 is not a multiple of data parallel 3"),
         ("--use-dynamic-batch-size", "needs --max-tokens-per-gpu"),
-        ("--max-tokens-per-gpu 5", "add --use-dynamic-batch-size"),
-        ("--balance-data", "--balance-data has no effect with data parallel 1"),
-        ("--balance-by-flops", "--balance-by-flops has no effect | add --use-dynamic-batch-size"),
-        ("--kl-loss-coef 0.1", "--kl-loss-coef has no effect"),
         ("--rollout-temperature 0", "--rollout-temperature is 0.0"),
         ("--rollout-temperature nan", "--rollout-temperature is nan"),
         ("--rollout-endpoint e --colocate", "exclude each other"),
-        ("--rollout-endpoint e --sglang-dtype float32", "--sglang-dtype: no effect"),
-        ("--sequence-parallel", "--sequence-parallel needs"),
         ("--eval-interval 2", "--eval-interval without --eval-prompt-data"),
-        ("--eval-prompt-data a --eval-interval 2", "give pairs"),
+        ("--eval-prompt-data a b c --eval-interval 2", "give pairs"),
         ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "not a multiple of"),
         ("--rm-workers 0", "--rm-workers is 0"),
         ("--num-layers 3 --pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2", "--num-layers 3"),
         ("--bf16 --fp16", "--bf16 and --fp16"),
         ("--eps-clip-c 1", "above 1"),
-        ("--kl-coef 0.1", "--kl-coef has no effect with --advantage-estimator grpo"),
         ("--advantage-estimator ppo --kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.1", "both weigh the divergence"),
-        ("--gamma 0.9", "--gamma has no effect with --advantage-estimator grpo | it is read by reinforce_plus_plus, ppo"),
-        ("--advantage-estimator reinforce_plus_plus --lambd 0.9", "--lambd has no effect"),
-        ("--megatron-config-path c.yaml", "--megatron-config-path has no effect"),
-        ("--advantage-estimator cispo --eps-clip-c 3", "--eps-clip-c has no effect"),
-        ("--tis-clip 3", "--tis-clip has no effect | add --use-tis"),
-        ("--rs-veto-threshold 0.1", "add --use-rs"),
         ("--use-tis --tis-clip-low 3", "--tis-clip-low 3.0 and --tis-clip 2.0"),
-        ("--use-tis --tis-mode truncate --tis-clip-low 0.1", "use --tis-mode clip"),
         ("--use-tis --use-rollout-logprobs", "their ratio is 1"),
         ("--use-opd", "--use-opd needs --opd-teacher-load or --opd-teacher-url"),
         ("--use-opd --opd-teacher-load a --opd-teacher-url b", "are two teachers"),
@@ -65,24 +52,22 @@ def test_a_sound_run_has_no_warnings():
         ("--use-opd --opd-type sglang --opd-teacher-load a --opd-teacher-url b", "takes --opd-teacher-url, not --opd-teacher-load |"),
         ("--use-opd --opd-teacher-url b --rollout-temperature 0.7", "at temperature 1, and would not compare"),
         ("--use-opd --opd-teacher-url b --opd-teacher-timeout 0", "above 0"),
-        ("--opd-teacher-url b", "add --use-opd"),
-        ("--use-top-p-replay", "nothing is cut"),
         ("--use-top-p-replay --rollout-top-p 0.9", "--rollout-top-k -1: it bounds the tokens"),
         ("--use-top-p-replay --rollout-top-k 5 --use-opd --opd-teacher-url u", "of the whole distribution"),
-        ("--keep-old-actor", "no effect with --update-weights-interval 1"),
-        ("--keep-old-actor --update-weights-interval 2 --use-rollout-logprobs", "which takes the engine's own numbers"),
         ("--update-weights-interval 0", "it must be at least 1"),
-        ("--custom-tis-function-path a.b", "add --use-tis or --get-mismatch-metrics"),
         ("--use-routing-replay --use-rollout-routing-replay", "exclude each other"),
         ("--use-routing-replay --use-rollout-logprobs", "use --use-rollout-routing-replay"),
         ("--use-rollout-routing-replay --moe-router-fusion", "--moe-router-fusion leaves out"),
-        ("--opd-kl-coef 2", "add --use-opd"),
-        ("--loss-type custom_loss", "go together"),
-        ("--use-unbiased-kl", "add --use-kl-loss"),
+        ("--loss-type custom_loss", "needs --custom-loss-function-path"),
+        ("--eps-clip 1.5", "low <= 1"),
+        ("--train-backend fsdp", "choose from megatron"),
+        ("--debug-train-only", "it goes with --loss-type sft_loss"),
+        ("--disable-compute-advantages-and-returns", "it goes with --loss-type sft_loss"),
+        ("--rollout-function-path slime.rollout.sft_rollout.generate_rollout", "give --loss-type sft_loss"),
+        ("--rollout-function-path a.b", "which nothing calls here | leave it out: --custom-generate-function-path"),
         ("--keep-checkpoints 0", "--keep-checkpoints is 0 | it must be at least 1"),
         ("--use-stateless-adam --optimizer sgd", "--use-stateless-adam with --optimizer sgd"),
         ("--use-stateless-adam --optimizer-cpu-offload", "--optimizer-cpu-offload is about moments"),
-        ("--use-stateless-adam --reset-optimizer-states", "nothing to forget"),
         ("--async-save --optimizer-cpu-offload", "pinned memory"),
     ],
 )
@@ -90,6 +75,118 @@ def test_contradictions(more, said):
     with pytest.raises(UsageError) as caught:
         check(resolved(more))
     assert said in f"{caught.value.message} | {caught.value.fix}"
+
+WITHOUT_EFFECT = [
+    ("--max-tokens-per-gpu 5", "--max-tokens-per-gpu", "without --use-dynamic-batch-size"),
+    ("--balance-data", "--balance-data", "with data parallel 1"),
+    ("--balance-by-flops", "--balance-by-flops", "without --use-dynamic-batch-size"),
+    ("--kl-loss-coef 0.1", "--kl-loss-coef", "without --use-kl-loss"),
+    (
+        "--rollout-endpoint e --sglang-dtype float32",
+        "--sglang-dtype",
+        "with --rollout-endpoint: they are for `slime serve-rollout`",
+    ),
+    ("--sequence-parallel", "--sequence-parallel", "with --tensor-model-parallel-size 1: Megatron turns it off"),
+    ("--kl-coef 0.1", "--kl-coef", "with --advantage-estimator grpo; --use-kl-loss with --kl-loss-coef has"),
+    ("--gamma 0.9", "--gamma", "with --advantage-estimator grpo, only with reinforce_plus_plus, ppo"),
+    (
+        "--advantage-estimator reinforce_plus_plus --lambd 0.9",
+        "--lambd",
+        "with --advantage-estimator reinforce_plus_plus, only with ppo",
+    ),
+    ("--megatron-config-path c.yaml", "--megatron-config-path", "with --advantage-estimator grpo, only with ppo"),
+    (
+        "--advantage-estimator cispo --eps-clip-c 3",
+        "--eps-clip-c",
+        "with --advantage-estimator cispo, only with grpo, gspo, reinforce_plus_plus, "
+        "reinforce_plus_plus_baseline, ppo",
+    ),
+    ("--tis-clip 3", "--tis-clip", "without --use-tis"),
+    ("--rs-veto-threshold 0.1", "--rs-veto-threshold", "without --use-rs"),
+    (
+        "--use-tis --tis-mode truncate --tis-clip-low 0.1",
+        "--tis-clip-low",
+        "with --tis-mode truncate, only with clip or mask",
+    ),
+    ("--opd-teacher-url b", "--opd-teacher-url", "without --use-opd"),
+    ("--use-top-p-replay", "--use-top-p-replay", "without --rollout-top-p or --rollout-top-k: nothing is cut"),
+    (
+        "--keep-old-actor",
+        "--keep-old-actor",
+        "with --update-weights-interval 1: each rollout begins with the engines' weights",
+    ),
+    (
+        "--keep-old-actor --update-weights-interval 2 --use-rollout-logprobs",
+        "--keep-old-actor",
+        "with --use-rollout-logprobs, which takes the engine's own numbers",
+    ),
+    ("--custom-tis-function-path a.b", "--custom-tis-function-path", "without --use-tis or --get-mismatch-metrics"),
+    ("--opd-kl-coef 2", "--opd-kl-coef", "without --use-opd"),
+    ("--use-unbiased-kl", "--use-unbiased-kl", "without --use-kl-loss"),
+    (
+        "--use-stateless-adam --reset-optimizer-states",
+        "--reset-optimizer-states",
+        "with --use-stateless-adam: there is nothing to forget",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "flag", "why"), WITHOUT_EFFECT)
+def test_an_option_without_effect_because_of_another_value_is_a_warning(more, flag, why):
+    assert check(resolved(more)) == [f"{flag} has no effect {why}"]
+
+
+def test_options_without_effect_for_one_reason_share_a_line():
+    assert check(resolved("--tis-mode clip --tis-clip 3 --num-epoch 2 --oversize drop --max-tokens-per-gpu 5")) == [
+        "--num-epoch has no effect beside --num-rollout, which says how many steps there are",
+        "--max-tokens-per-gpu, --oversize have no effect without --use-dynamic-batch-size",
+        "--tis-mode, --tis-clip have no effect without --use-tis",
+    ]
+
+
+def test_the_last_of_two_values_holds_with_a_warning():
+    found = resolved("--lr 1 --rotary-base 5 --lr 2 --lr 3 --bf16 --bf16=false --rollout-stop a --rollout-stop a")
+    assert found.megatron["lr"] == 3.0 and "bf16" not in found.megatron
+    assert check(found) == [
+        "--lr is given more than once: the last one holds, 3.0; before it was 2.0",
+        "--bf16 is given more than once: the last one holds, taken back; before it was True",
+    ]
+
+
+def test_a_teacher_in_rm_url_is_taken_as_in_slimes_scripts():
+    found = resolved("--use-opd --opd-type sglang --rm-url http://h:1/generate")
+    assert found.slime["opd_teacher_url"] == "http://h:1/generate"
+    assert [text for text in check(found) if "--rm-url is taken for the teacher's address" in text]
+    other = resolved("--use-opd --rm-type remote_rm --rm-url u --opd-teacher-load l")
+    assert other.slime["opd_teacher_url"] is None and other.slime["opd_type"] == "megatron"
+    with pytest.raises(UsageError, match="--use-opd needs"):
+        check(resolved("--use-opd --rm-type remote_rm --rm-url u"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sets"),
+    [
+        ("aime DIR/a.jsonl gsm DIR/g.parquet", [("aime", "DIR/a.jsonl"), ("gsm", "DIR/g.parquet")]),
+        ("DIR/aime-2024.jsonl", [("aime-2024", "DIR/aime-2024.jsonl")]),
+        ("DIR/a.b.jsonl@[0:5]", [("a.b", "DIR/a.b.jsonl@[0:5]")]),
+        ("reasoning-gym:sums?seed=3@[:9]", [("sums", "reasoning-gym:sums?seed=3@[:9]")]),
+    ],
+)
+def test_an_evaluation_set_alone_is_named_after_its_file(words, sets):
+    found = resolved(f"--eval-interval 2 --eval-prompt-data {words}")
+    assert check(found) == [] and evaluation_sets(found.slime) == sets
+
+
+def test_what_slimes_scripts_say_of_what_is_so_anyway():
+    sft = "--loss-type sft_loss --rollout-function-path slime.rollout.sft_rollout.generate_rollout --debug-train-only"
+    more = "--train-backend megatron --disable-compute-advantages-and-returns"
+    assert check(resolved(more, GOOD.replace("--rm-type math", sft))) == []
+    assert check(resolved("--rollout-function-path slime.rollout.sglang_rollout.generate_rollout")) == []
+    assert check(resolved("--no-offload-train")) == ["--no-offload-train has no effect here: nothing is offloaded"]
+
+
+def test_a_ratio_without_lower_bound():
+    assert check(resolved("--advantage-estimator cispo --eps-clip 1.0 --eps-clip-high 4")) == []
 
 
 def test_balance_goes_with_several_ranks_and_dynamic_batches():

@@ -67,8 +67,8 @@ def test_lists_json_and_stored_false():
         ("--colocate yes", "unexpected word 'yes'"),
         ("--colocate=yes", "takes no value"),
         ("-h", "unexpected word '-h'"),
-        ("--lr 1 --lr 2", "before as 1.0"),
-        ("--rollout-seed 1 --rollout-seed 2", "keep one"),
+        ("--use-wandb --wandb-key k --lr x --wandb-project p --stray s", "4 options cannot be used"),
+        ("--use-wandb --wandb-key k", "here\n  2. --wandb-key is not an option here (leave it out: no tracker"),
     ],
 )
 def test_refusals_name_the_flag_and_the_fix(argv, said):

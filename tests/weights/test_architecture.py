@@ -42,7 +42,7 @@ def test_megatrons_parser_reads_back_what_is_derived(name):
     args = derive(name)
     table = catalogue.load("megatron")
     assert set(args) <= set(table.by_dest)
-    read = {dest: value for (_, dest), value in from_argv(architecture.argv(args), "convert").items()}
+    read = {dest: value for (_, dest), value in from_argv(architecture.argv(args), "convert")[0].items()}
     left_out = {dest: value for dest, value in args.items() if dest not in read}
     assert read | left_out == args
     assert all(table.by_dest[dest][0].default == value for dest, value in left_out.items())
@@ -122,10 +122,10 @@ def test_a_sliding_window_that_no_layer_uses_is_none():
 def test_options_given_besides_may_not_make_another_model():
     derived = derive("DeepseekV3ForCausalLM")
     for words in ("--moe-layer-freq [0,1,1,1]", "--moe-aux-loss-coeff 0.001", "--seq-length 4096", "--moe-router-topk 2"):
-        given = {dest: value for (_, dest), value in from_argv(words.split(), "convert").items()}
+        given = {dest: value for (_, dest), value in from_argv(words.split(), "convert")[0].items()}
         architecture.check_given(derived, given, "DIR")
     for words in ("--moe-layer-freq [1,1,1,1]", "--norm-epsilon 1e-6", "--num-layers 5", "--moe-router-topk 3"):
-        given = {dest: value for (_, dest), value in from_argv(words.split(), "convert").items()}
+        given = {dest: value for (_, dest), value in from_argv(words.split(), "convert")[0].items()}
         with pytest.raises(UsageError, match=words.split()[0]):
             architecture.check_given(derived, given, "DIR")
 

@@ -142,7 +142,7 @@ def test_options_that_follow_from_a_config_are_printed_as_a_profile_and_as_flags
     assert as_profile.returncode == as_flags.returncode == 0, as_profile.stderr + as_flags.stderr
     (tmp_path / "model.yaml").write_text(as_profile.stdout)
     layer = profiles.load(str(tmp_path / "model.yaml")).layer
-    assert layer == from_argv(as_flags.stdout.split(), "convert")
+    assert (layer, []) == from_argv(as_flags.stdout.split(), "convert")
     assert layer["megatron", "num_layers"] == 2 and layer["megatron", "add_bias_linear"] is False
     assert "no such file" in refused(3, "derive", "--hf-checkpoint", tmp_path)
 

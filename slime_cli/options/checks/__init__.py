@@ -6,9 +6,9 @@ but is likely not meant. A new check goes to the module of its subject, and ther
 
 from collections.abc import Iterator
 
-from slime_cli.errors import UsageError
-from slime_cli.options.checks import algorithm, batch, off_policy, placement, sampling, stages
-from slime_cli.options.checks.common import Check, Problem
+from slime_cli.errors import UsageError, together
+from slime_cli.options.checks import algorithm, batch, off_policy, placement, sampling, settled, stages
+from slime_cli.options.checks.common import Check
 from slime_cli.options.checks.placement import layout
 from slime_cli.options.resolve import Resolved
 
@@ -16,7 +16,7 @@ __all__ = ["check", "layout"]
 
 ALWAYS: tuple[Check, ...] = (batch.required, batch.positive, placement.cluster)
 """For every command that resolves options."""
-TRAIN = (*ALWAYS, *placement.TRAIN, *batch.TRAIN, *algorithm.TRAIN, *off_policy.TRAIN, *sampling.TRAIN)
+TRAIN = (*ALWAYS, *placement.TRAIN, *batch.TRAIN, *algorithm.TRAIN, *off_policy.TRAIN, *sampling.TRAIN, *settled.TRAIN)
 
 
 def check(resolved: Resolved) -> list[str]:
@@ -26,18 +26,24 @@ def check(resolved: Resolved) -> list[str]:
     """
     if resolved.stages:
         stages.agree(list(_stages(resolved)))
-        return [f"{name}: {found}" for name, stage in _stages(resolved) for found in _check_stage(name, stage)]
-    warnings: list[str] = []
-    problems: list[Problem] = []
+        return _once([(name, _check_stage(name, stage)) for name, stage in _stages(resolved)])
+    warnings = list(resolved.warnings)
+    problems: list[UsageError] = []
     for one in TRAIN if resolved.command == "train" else ALWAYS:
         for found in one(resolved):
-            problems.append(found) if isinstance(found, tuple) else warnings.append(found)
-    if len(problems) == 1:
-        raise UsageError(*problems[0])
+            problems.append(UsageError(*found)) if isinstance(found, tuple) else warnings.append(found)
     if problems:
-        listing = "\n".join(f"  {number}. {message} ({fix})" for number, (message, fix) in enumerate(problems, 1))
-        raise UsageError(f"{len(problems)} options do not fit together:\n{listing}", "fix each as it says")
+        raise together(problems, "do not fit together")
     return warnings
+
+
+def _once(found: list[tuple[str, list[str]]]) -> list[str]:
+    """Each warning once, with the names of the stages that have it unless all have."""
+    names: dict[str, list[str]] = {}
+    for name, warnings in found:
+        for warning in warnings:
+            names.setdefault(warning, []).append(name)
+    return [text if len(of) == len(found) else f"{', '.join(of)}: {text}" for text, of in names.items()]
 
 
 def _stages(resolved: Resolved) -> Iterator[tuple[str, Resolved]]:

@@ -1,35 +1,40 @@
 """The loss, the estimator of advantages, and the optimizer."""
 
+import collections
 from collections.abc import Iterator
 
 from slime_cli.options import own
-from slime_cli.options.checks.common import Problem
+from slime_cli.options.checks.common import Problem, no_effect
 from slime_cli.options.estimators import GROUP_RELATIVE
 from slime_cli.options.resolve import Resolved
 
 
 def algorithm(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    if not 0 <= s["eps_clip"] < 1 or s["eps_clip_high"] < 0:
+    if not (0 <= s["eps_clip"] <= 1 and s["eps_clip_high"] >= 0):
         yield (
             f"--eps-clip {s['eps_clip']} and --eps-clip-high {s['eps_clip_high']}",
-            "ratios need 0 <= low < 1 and 0 <= high",
+            "ratios need 0 <= low <= 1 (1 is no lower bound) and 0 <= high",
         )
     if s["eps_clip_c"] is not None and s["eps_clip_c"] <= 1:
         yield f"--eps-clip-c is {s['eps_clip_c']}", "the bound of dual clip must be above 1 (3 is usual)"
     if s["use_kl_loss"] and s["kl_loss_coef"] == 0:
         yield "--use-kl-loss with --kl-loss-coef 0: the divergence is logged and does not change the gradient"
     yield from _without_effect(r)
-    if (s["loss_type"] == "custom_loss") != bool(s["custom_loss_function_path"]):
-        yield "--loss-type custom_loss and --custom-loss-function-path go together", "give both or neither"
+    if s["loss_type"] == "custom_loss" and not s["custom_loss_function_path"]:
+        yield "--loss-type custom_loss needs --custom-loss-function-path", "give the function"
+    if s["loss_type"] != "custom_loss" and r.origins["slime.custom_loss_function_path"] == "flag":
+        yield no_effect(["--custom-loss-function-path"], f"with --loss-type {s['loss_type']}")
     if s["loss_type"] == "custom_loss" and s["custom_pg_loss_reducer_function_path"]:
-        yield "--custom-pg-loss-reducer-function-path has no effect with --loss-type custom_loss", "reduce the loss in your own function"
+        flag = own.flag("custom_pg_loss_reducer_function_path")
+        yield no_effect([flag], "with --loss-type custom_loss: your own function reduces the loss")
     if s["only_train_params_name_list"] and s["freeze_params_name_list"]:
         yield "--only-train-params-name-list and --freeze-params-name-list exclude each other", "keep one of the two"
     if s["loss_type"] == "sft_loss":
         return
-    if s["advantage_estimator"] in GROUP_RELATIVE and s["kl_coef"]:
-        yield f"--kl-coef has no effect with --advantage-estimator {s['advantage_estimator']}", "use --use-kl-loss and --kl-loss-coef"
+    if s["advantage_estimator"] in GROUP_RELATIVE and s["kl_coef"] and not s["custom_advantage_function_path"]:
+        instead = "--use-kl-loss with --kl-loss-coef has"
+        yield no_effect(["--kl-coef"], f"with --advantage-estimator {s['advantage_estimator']}; {instead}")
     if s["kl_coef"] and s["use_kl_loss"] and s["kl_loss_coef"]:
         yield "--kl-coef and --kl-loss-coef both weigh the divergence from the reference", "keep it in the reward or in the loss"
     compared = s["advantage_estimator"] in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
@@ -39,7 +44,7 @@ def algorithm(r: Resolved) -> Iterator[Problem | str]:
             ("raise it, or give --disable-rewards-normalization"),
         )
     if not s["rewards_normalization"] and r.origins["slime.grpo_std_normalization"] == "flag":
-        yield "--disable-grpo-std-normalization has no effect with --disable-rewards-normalization", "keep one"
+        yield no_effect(["--disable-grpo-std-normalization"], "with --disable-rewards-normalization")
 
 
 _NEEDS = {
@@ -70,14 +75,17 @@ _OF_ESTIMATORS = {
 """Option -> estimators that read it."""
 
 
-def _without_effect(r: Resolved) -> Iterator[Problem]:
-    s = r.slime
+def _without_effect(r: Resolved) -> Iterator[str]:
+    s, found = r.slime, collections.defaultdict(list)
     for name, needed in _NEEDS.items():
         if r.origins[f"slime.{name}"] == "flag" and not any(s[other] for other in needed):
-            yield f"{own.flag(name)} has no effect", f"add {' or '.join(own.flag(other) for other in needed)}"
+            found[f"without {' or '.join(own.flag(other) for other in needed)}"].append(own.flag(name))
     for name, estimators in _OF_ESTIMATORS.items():
         if r.origins[f"slime.{name}"] == "flag" and s["advantage_estimator"] not in estimators:
-            yield f"{own.flag(name)} has no effect with --advantage-estimator {s['advantage_estimator']}", f"it is read by {', '.join(estimators)}"
+            why = f"with --advantage-estimator {s['advantage_estimator']}, only with {', '.join(estimators)}"
+            found[why].append(own.flag(name))
+    for why, flags in found.items():
+        yield no_effect(flags, why)
 
 
 _MOMENTS = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "optimizer_cuda_graph")
@@ -92,7 +100,7 @@ def optimizer(r: Resolved) -> Iterator[Problem | str]:
         if megatron.get(name):
             yield f"--{name.replace('_', '-')} is about moments, and --use-stateless-adam keeps none", "keep one"
     if stateless and r.slime["reset_optimizer_states"]:
-        yield "--reset-optimizer-states has no effect with --use-stateless-adam", "there is nothing to forget: keep one"
+        yield no_effect(["--reset-optimizer-states"], "with --use-stateless-adam: there is nothing to forget")
     if megatron.get("async_save") and megatron.get("optimizer_cpu_offload"):
         yield "--async-save cannot write what --optimizer-cpu-offload keeps in pinned memory", "keep one"
     if megatron.get("no_save_optim"):

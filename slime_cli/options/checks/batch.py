@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from slime_cli.options.checks.common import Problem
+from slime_cli.options import own
+from slime_cli.options.checks.common import Problem, no_effect
 from slime_cli.options.checks.placement import layout
 from slime_cli.options.resolve import Resolved
 
 
-def required(r: Resolved) -> Iterator[Problem]:
+def required(r: Resolved) -> Iterator[Problem | str]:
     if not r.slime["hf_checkpoint"]:
         yield "--hf-checkpoint is missing", "give the Hugging Face folder of the model"
     if r.command != "train":
@@ -18,6 +19,9 @@ def required(r: Resolved) -> Iterator[Problem]:
         yield "--num-rollout is missing", "say how many rollout steps to run, or give --num-epoch"
     if not r.slime["rollout_batch_size"]:
         yield "--rollout-batch-size is missing", "say how many prompts one rollout step takes"
+    both = r.slime["num_epoch"] is not None and r.slime["num_rollout"] is not None
+    if both and r.origins["slime.num_epoch"] == "flag":
+        yield no_effect(["--num-epoch"], "beside --num-rollout, which says how many steps there are")
 
 
 def positive(r: Resolved) -> Iterator[Problem]:
@@ -55,7 +59,7 @@ def batch(r: Resolved) -> Iterator[Problem | str]:
     elif batch < dp:
         yield f"--global-batch-size {batch} is below data parallel {dp}: some ranks have nothing to do in every step"
     if dp == 1 and r.slime["balance_data"] and r.origins["slime.balance_data"] == "flag":
-        yield "--balance-data has no effect with data parallel 1", "leave it out, or give more trainer ranks"
+        yield "--balance-data has no effect with data parallel 1"
     over = r.slime["over_sampling_batch_size"]
     if over is not None and over < prompts:
         yield f"--over-sampling-batch-size {over} is below --rollout-batch-size {prompts}", "raise it, or leave it out"
@@ -66,9 +70,9 @@ def tokens(r: Resolved) -> Iterator[Problem | str]:
     if dynamic and not cap:
         yield "--use-dynamic-batch-size needs --max-tokens-per-gpu", "give the tokens that one rank can take"
     if not dynamic:
-        for name in ("max_tokens_per_gpu", "oversize", "balance_by_flops"):
-            if r.origins[f"slime.{name}"] == "flag":
-                yield f"--{name.replace('_', '-')} has no effect", "add --use-dynamic-batch-size"
+        names = ("max_tokens_per_gpu", "oversize", "balance_by_flops")
+        if unused := [own.flag(name) for name in names if r.origins[f"slime.{name}"] == "flag"]:
+            yield no_effect(unused, "without --use-dynamic-batch-size")
     answer, prompt = r.slime["rollout_max_response_len"], r.slime["rollout_max_prompt_len"] or 0
     room = (cap or 0) * layout(r)["cp"]
     if dynamic and cap and answer and answer + prompt > room:

@@ -1,12 +1,19 @@
 """What the checks of every subject share.
 
-A check is a generator over resolved options. It yields a text for a warning, or a pair, message and fix, for what must not run.
+A check is a generator over resolved options. It yields a text for a warning, or a pair, message and fix, for what must
+not run. The line between them: what contradicts itself, or lacks something, must not run; an option that is without
+effect only because of another value at hand is a warning, in one line.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from slime_cli.options.resolve import Resolved
 
 Problem = tuple[str, str]
 """Message and fix."""
 Check = Callable[[Resolved], Iterator[Problem | str]]
+
+
+def no_effect(flags: Sequence[str], why: str) -> str:
+    """The warning about options that are without effect for one reason; ``why`` completes the sentence."""
+    return f"{', '.join(flags)} {'has' if len(flags) == 1 else 'have'} no effect {why}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from slime_cli.options import own
-from slime_cli.options.checks.common import Problem
+from slime_cli.options.checks.common import Problem, no_effect
 from slime_cli.options.resolve import Resolved
 
 
@@ -25,7 +25,7 @@ def off_policy(r: Resolved) -> Iterator[Problem | str]:
         if s[f"use_{prefix}"] and not 0 <= s[low] <= s[high]:
             yield f"{own.flag(low)} {s[low]} and {own.flag(high)} {s[high]}", "ratios need 0 <= lower <= upper"
     if s["use_tis"] and s["tis_mode"] == "truncate" and s["tis_clip_low"]:
-        yield "--tis-clip-low has no effect with --tis-mode truncate", "use --tis-mode clip"
+        yield no_effect(["--tis-clip-low"], "with --tis-mode truncate, only with clip or mask")
     yield from _routing(r)
     if s["use_opd"]:
         yield from teacher(r)
@@ -47,12 +47,10 @@ def _routing(r: Resolved) -> Iterator[Problem | str]:
 def interval(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     if s["keep_old_actor"] and s["update_weights_interval"] == 1:
-        yield (
-            "--keep-old-actor has no effect with --update-weights-interval 1: the trainer begins each rollout with the engines' weights",
-            "leave it out, or raise the interval",
-        )
-    if s["keep_old_actor"] and s["use_rollout_logprobs"]:
-        yield "--keep-old-actor has no effect with --use-rollout-logprobs, which takes the engine's own numbers", "keep one of the two"
+        why = "with --update-weights-interval 1: each rollout begins with the engines' weights"
+        yield no_effect(["--keep-old-actor"], why)
+    elif s["keep_old_actor"] and s["use_rollout_logprobs"]:
+        yield no_effect(["--keep-old-actor"], "with --use-rollout-logprobs, which takes the engine's own numbers")
     corrected = any(s[name] for name in ("keep_old_actor", "use_rollout_logprobs", "use_tis", "use_rs"))
     if s["update_weights_interval"] > 1 and not corrected:
         yield (
@@ -65,8 +63,10 @@ _TEACHERS = {"sglang": "opd_teacher_url", "megatron": "opd_teacher_load"}
 """``--opd-type`` -> where such a teacher is found."""
 
 
-def teacher(r: Resolved) -> Iterator[Problem]:
+def teacher(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
+    if r.origins["slime.opd_teacher_url"] == "derived":
+        yield "--rm-url is taken for the teacher's address, as in slime's scripts; --opd-teacher-url is its own option"
     kind, given = s["opd_type"], [dest for dest in _TEACHERS.values() if s[dest]]
     if not given:
         yield (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from slime_cli.options.checks.common import Problem
+from slime_cli.options.checks.common import Problem, no_effect
 from slime_cli.options.resolve import Resolved
 
 
@@ -45,7 +45,7 @@ def cluster(r: Resolved) -> Iterator[Problem | str]:
         ]
         unused += ["--rollout-num-gpus"] if r.origins["slime.rollout_num_gpus"] == "flag" else []
         if unused:
-            yield f"{', '.join(unused)}: no effect with --rollout-endpoint", "give them to `slime serve-rollout`"
+            yield no_effect(unused, "with --rollout-endpoint: they are for `slime serve-rollout`")
     elif devices == 0 and r.slime["loss_type"] != "sft_loss":
         yield (
             "--rollout-num-gpus is 0 and there is no --rollout-endpoint",
@@ -76,7 +76,7 @@ def parallel(r: Resolved) -> Iterator[Problem | str]:
     if ep > 1 and (experts := megatron.get("num_experts")) is not None and experts % ep:
         yield f"--num-experts {experts} is not a multiple of --expert-model-parallel-size {ep}", "change the latter"
     if megatron.get("sequence_parallel") and tp == 1:
-        yield "--sequence-parallel needs --tensor-model-parallel-size above 1", "leave it out, or raise the tensor size"
+        yield "--sequence-parallel has no effect with --tensor-model-parallel-size 1: Megatron turns it off"
     for name in ("num_attention_heads", "ffn_hidden_size"):
         if (value := megatron.get(name)) and value % tp:
             yield (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from slime_cli.options.checks.common import Problem
+from slime_cli.options.checks.common import Problem, no_effect
 from slime_cli.options.checks.off_policy import cut
 from slime_cli.options.resolve import Resolved
 
@@ -20,7 +20,7 @@ def sampling(r: Resolved) -> Iterator[Problem | str]:
     if s["loss_type"] != "sft_loss" and (s["rollout_top_p"] < 1 or s["rollout_top_k"] > 0):
         yield from cut(r)
     elif s["use_top_p_replay"] and s["loss_type"] != "sft_loss":
-        yield "--use-top-p-replay has no effect: nothing is cut", "add --rollout-top-p with --rollout-top-k"
+        yield no_effect(["--use-top-p-replay"], "without --rollout-top-p or --rollout-top-k: nothing is cut")
 
 
 def reward(r: Resolved) -> Iterator[Problem | str]:
@@ -43,8 +43,9 @@ def reward(r: Resolved) -> Iterator[Problem | str]:
 def evaluation(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     data = s["eval_prompt_data"] or []
-    if len(data) % 2:
-        yield f"--eval-prompt-data has {len(data)} words", "give pairs: NAME PATH NAME PATH"
+    if len(data) % 2 and len(data) > 1:
+        fix = "give pairs: NAME PATH NAME PATH; one PATH alone is named after its file"
+        yield f"--eval-prompt-data has {len(data)} words", fix
     elif len(set(data[::2])) < len(data) // 2:
         yield f"--eval-prompt-data names a set twice: {' '.join(data[::2])}", "give each its own name"
     if s["eval_interval"] and not data:

@@ -1,0 +1,43 @@
+"""Options of slime's launch scripts that have one meaning here (``own.py``, group launch-script).
+
+Where nothing follows from them that is said; where they ask for anything else they are refused.
+"""
+
+from collections.abc import Iterator
+
+from slime_cli.options import own
+from slime_cli.options.checks.common import Problem, no_effect
+from slime_cli.options.resolve import Resolved
+
+ROLLOUTS = {
+    "slime.rollout.sglang_rollout.generate_rollout": ("policy_loss", "custom_loss"),
+    "slime.rollout.sft_rollout.generate_rollout": ("sft_loss",),
+}
+"""slime's own function for a whole rollout -> losses with which this slime does the same."""
+
+
+def settled(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    yield from _rollout_function(s["rollout_function_path"], s["loss_type"])
+    for name in ("debug_train_only", "compute_advantages_and_returns"):
+        other = s[name] != own.by_dest()[name].default
+        if other and s["loss_type"] != "sft_loss":
+            fix = "it goes with --loss-type sft_loss: leave it out"
+            yield f"{own.flag(name)} with --loss-type {s['loss_type']}", fix
+    if kept := [own.flag(name) for name in ("no_offload_train", "no_offload_rollout") if s[name]]:
+        yield no_effect(kept, "here: nothing is offloaded")
+
+
+def _rollout_function(path: str | None, loss: str) -> Iterator[Problem]:
+    if path is None or loss in ROLLOUTS.get(path, ()):
+        return
+    if path in ROLLOUTS:
+        yield f"--rollout-function-path {path} with --loss-type {loss}", f"give --loss-type {ROLLOUTS[path][0]}"
+    else:
+        yield (
+            f"--rollout-function-path {path}: a function for a whole rollout, which nothing calls here",
+            "leave it out: --custom-generate-function-path generates a sample, --custom-rm-path rewards it",
+        )
+
+
+TRAIN = (settled,)

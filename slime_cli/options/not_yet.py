@@ -1,0 +1,133 @@
+"""Options of slime's launch scripts that this slime has no option for, and what there is in their place.
+
+Invariant (a test holds it): none of these is an option here. Whoever adds such an option takes its name out.
+"""
+
+_TEXT = """
+--use-wandb --wandb-mode --wandb-dir --wandb-key --wandb-host --wandb-team --wandb-group
+--disable-wandb-random-suffix --wandb-always-use-train-step --wandb-run-id --use-tensorboard --tb-project-name
+--tb-experiment-name
+    leave it out: no tracker is written to; metrics.jsonl in the run directory has every number of every rollout
+
+--update-weight-mode --update-weight-transport --update-weight-disk-dir --update-weight-disk-keep-files
+--update-weight-delta-encoding --update-weight-delta-checksum --update-weight-local-checkpoint-dir
+--update-weight-buffer-size --custom-update-weight-post-write-path --check-weight-update-equal
+    leave it out: the trainer publishes whole versions as files under the run directory, and each engine loads and
+    proves them
+
+--eval-config --eval-top-k --eval-tool-key --eval-max-prompt-len --eval-min-new-tokens --eval-max-context-len
+    leave it out: --eval-prompt-data takes NAME PATH pairs, and all sets are sampled with the same --eval-* options
+
+--eval-function-path --rollout-buffer-url --fetch-trajectory-retry-times --min-batch-collection-ratio
+--rollout-task-type
+    there is no function for a whole rollout: --custom-generate-function-path generates one sample, --custom-rm-path
+    rewards it
+
+--save-debug-rollout-data --save-debug-train-data --dump-details
+    leave it out: RUN/rollouts/NNNNNN/samples.parquet holds every sample of every rollout
+
+--load-debug-rollout-data --load-debug-rollout-data-subsample --load-forge-rollout-data --debug-rollout-only
+    leave it out: a run that is started again trains on the rollouts of its --run-dir; `slime serve-rollout`
+    generates alone
+
+--custom-reward-post-process-path --custom-convert-samples-to-train-data-path --rollout-data-postprocess-path
+--rollout-sample-hook-path --rollout-sample-filter-path --rollout-all-samples-process-path --buffer-filter-path
+--custom-rollout-log-function-path --custom-eval-rollout-log-function-path --data-source-path
+--disable-rollout-global-dataset --custom-model-provider-path --custom-megatron-init-path
+--custom-megatron-before-log-prob-hook-path --custom-megatron-before-train-step-hook-path
+    leave it out: nothing calls such a function yet; `slime train --help` lists those that are called
+
+--offload --offload-train --offload-rollout --release-train
+    leave it out: nothing is offloaded; with --colocate trainer and engines share the devices' memory
+
+--use-fault-tolerance --rollout-health-check-interval --rollout-health-check-timeout
+--rollout-health-check-first-wait
+    leave it out: an engine that dies leaves the router, and the run goes on with the others
+
+--ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm
+--ci-load-grad-norm
+    leave it out: it belongs to slime's own tests
+
+--log-multi-turn --log-passrate --log-reward-category --log-correct-samples --use-rollout-entropy
+    leave it out: every number is in metrics.jsonl, and `slime trace` says what became of each sample
+
+--prefill-num-servers --num-gpus-per-node
+    leave it out: all engines of a run are alike; start others with `slime serve-rollout` and name them with
+    --rollout-endpoint
+
+--rollout-external-engine-addrs
+    --rollout-endpoint names a running `slime serve-rollout` by its endpoint.json
+
+--use-gated-attention --post-self-attn-layernorm --post-mlp-layernorm --qwen-gdn-backend --freeze-indexer
+--megatron-deepgemm-forward-layers --megatron-deepgemm-forward-modules --megatron-deepgemm-moe-forward-layers
+--megatron-deepgemm-moe-forward-modules --allgather-cp
+    this part of such a model is not trained here: take a model without it (docs/models.md lists them)
+
+--enable-mtp-training
+    leave it out: layers that predict several tokens (MTP) are not trained
+
+--multimodal-keys
+    only text is trained: leave it out, and give data without images
+
+--model-name
+    leave it out: config.json of --hf-checkpoint says which model it is
+
+--custom-config-path
+    leave it out: a function of yours reads its own file, or the options that `args` holds
+
+--data-pad-size-multiplier --log-probs-max-tokens-per-gpu
+    leave it out: --max-tokens-per-gpu bounds a micro-batch
+
+--loss-mask-type
+    leave it out: which tokens are trained follows from the chat template itself
+
+--rollout-max-context-len
+    bound the parts: --rollout-max-prompt-len and --rollout-max-response-len
+
+--partial-rollout --mask-offpolicy-in-partial-rollout
+    leave it out: answers under way are finished before the next rollout
+
+--rollout-data-transport
+    leave it out: samples reach the trainer through Ray's object store
+
+--start-rollout-id
+    leave it out: a run that is started again goes on after its last commit
+
+--ref-ckpt-step
+    name the checkpoint's own folder: --ref-load DIR/iter_NNNNNNN
+
+--opd-teacher-ckpt-step
+    name the checkpoint's own folder: --opd-teacher-load DIR/iter_NNNNNNN
+
+--recompute-loss-function
+    leave it out: the loss takes --log-probs-chunk-size response tokens at a time
+
+--memory-snapshot-dir --memory-snapshot-num-steps --memory-recorder --profile-target
+    leave it out: see `slime profile`
+
+--train-env-vars
+    set the variables where you start the command: its trainers inherit them
+
+--http-proxy
+    leave it out: set HTTP_PROXY for services outside; engines and routers are asked directly
+
+--use-distributed-post
+    leave it out: one process asks the router
+
+--sglang-router-request-timeout-secs
+    use --router-request-timeout-secs
+"""
+"""Blocks: lines of flags, then the sentence about them all."""
+
+
+def _read(text: str) -> dict[str, str]:
+    found = {}
+    for block in text.strip().split("\n\n"):
+        lines = block.splitlines()
+        sentence = " ".join(line.strip() for line in lines if line.startswith(" "))
+        found |= {flag: sentence for line in lines if not line.startswith(" ") for flag in line.split()}
+    return found
+
+
+NOT_YET: dict[str, str] = _read(_TEXT)
+"""Flag -> what to do instead."""
