@@ -6,6 +6,12 @@ keeps its traceback. ``SLIME_TRACEBACK=1`` shows the traceback of the former as 
 
 import os
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # `python -m` put the working directory first, where a user's json.py would be imported in place of the library. It goes
+    # to the end, in case that it holds slime, until slime itself takes it away.
+    sys.path.append(sys.path.pop(0))
+
 from collections.abc import Sequence
 
 from slime_cli import plain
@@ -18,8 +24,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """The exit code of ``slime ARGV``."""
+    from slime_cli import processes
     from slime_cli.errors import Interrupted, SlimeError
 
+    processes.leave_working_directory()
     try:
         return _dispatch(argv)
     except SlimeError as error:

@@ -190,7 +190,7 @@ def compare(job, args, model, bridge, say) -> None:
 
 def run(job: dict[str, Any], say) -> None:
     """Carries out a job in forks of this process, one a rank. Raises EngineError with the traceback of the rank that failed first."""
-    from slime_cli.serving.process import free_port
+    from slime_cli.serving.address import free_port
 
     world, port = job["tensor"] * job["pipeline"] * job["expert"], free_port()
     with tempfile.TemporaryDirectory() as folder:

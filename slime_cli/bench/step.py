@@ -24,7 +24,7 @@ def main(model: str) -> None:
 
     torch.set_num_threads(1)
     from slime_cli.buffer.batch import TrainBatch
-    from slime_cli.serving.process import free_port
+    from slime_cli.serving.address import free_port
     from slime_cli.tracing.spans import Tracer, read_spans
     from slime_cli.training import megatron
     from slime_cli.training.model import has_transformer_engine

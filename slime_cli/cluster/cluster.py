@@ -5,14 +5,25 @@ get bundles of their own. ``RAY_ADDRESS`` joins a running cluster; otherwise a l
 """
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 from typing import Any
 
+from slime_cli import processes
+from slime_cli.cluster import join
 from slime_cli.cluster.trainer_actor import TrainerRank
 from slime_cli.errors import EngineError, SlimeError
 from slime_cli.hardware import device as hardware
 from slime_cli.serving.engine import Engine, EngineSpec
+
+
+class PlacedEngine(Engine):
+    """An engine in a Ray worker, which starts in a folder of Ray's."""
+
+    def __init__(self, spec: EngineSpec, working_directory: str):
+        processes.enter(working_directory)
+        super().__init__(spec)
 
 
 class EngineProxy:
@@ -27,7 +38,7 @@ class EngineProxy:
         try:
             return ray.get(getattr(self.actor, method).remote())
         except ray.exceptions.RayActorError:
-            return {"pid": 0, "url": "?", "host": "?", "exit_code": -1, "last_lines": "its Ray actor died"}
+            return {"pid": 0, "url": "?", "host": "?", "devices": [], "exit_code": -1, "last_lines": "its Ray actor died"}
 
     def state(self) -> dict[str, object]:
         return self._call("state")
@@ -40,27 +51,15 @@ class Cluster:
     """Ray for one run. Use as a context manager."""
 
     def __init__(self, resolved, run_dir: pathlib.Path):
-        import ray
-
         s = resolved.slime
-        self.ray, self.run_dir, self.trace = ray, run_dir, s["trace"] == "on"
+        self.run_dir, self.trace = run_dir, s["trace"] == "on"
         self.device = hardware.find()
         self.ranks = s["actor_num_nodes"] * s["actor_num_gpus_per_node"]
         self.engine_devices, self.per_engine = s["rollout_num_gpus"], s["rollout_num_gpus_per_engine"]
         self.colocate = s["colocate"]
         bundles = max(self.ranks, self.engine_devices) if self.colocate else self.ranks + self.engine_devices
-        os.environ.setdefault("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")  # engines and ranks pick by index
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray puts workers behind everything else; these are the work
-        os.environ["PYTHONWARNINGS"] = "ignore"
-        root = str(pathlib.Path(__file__).parents[2])
-        os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-        quiet = dict(include_dashboard=False, log_to_driver=False, logging_level="ERROR", namespace="slime")
-        if os.environ.get("RAY_ADDRESS"):
-            ray.init(address="auto", **quiet)
-        else:
-            cores = max(os.cpu_count() or 1, bundles)
-            ray.init(address="local", num_cpus=cores, object_store_memory=256 * 2**20, _node_ip_address="127.0.0.1", **quiet)
+        self.working_directory = os.getcwd()
+        self.ray = ray = join.start(run_dir / "logs", max(os.cpu_count() or 1, bundles))
         resource = {"GPU": 1, "CPU": 1} if self.device.kind == "cuda" and not self._shared_gpu(bundles) else {"CPU": 1}
         self.group = ray.util.placement_group([resource] * bundles, strategy="PACK")
         with _explained(f"{bundles} bundles of {resource} do not fit this cluster"):
@@ -86,15 +85,19 @@ class Cluster:
         """Called by the fleet for each engine in turn."""
         i = sum(isinstance(a, EngineProxy) for a in self.actors)
         bundle = i * self.per_engine + (0 if self.colocate else self.ranks)
-        remote = self.ray.remote(num_cpus=0.5, max_restarts=0)(Engine)
-        proxy = EngineProxy(remote.options(scheduling_strategy=self._strategy(bundle)).remote(spec))
+        if os.environ.get("RAY_ADDRESS"):  # it may be on another machine than the router
+            spec = dataclasses.replace(spec, host="")
+        remote = self.ray.remote(num_cpus=0.5, max_restarts=0)(PlacedEngine)
+        proxy = EngineProxy(remote.options(scheduling_strategy=self._strategy(bundle)).remote(spec, self.working_directory))
         self.actors.append(proxy)
         return proxy
 
     def start_trainers(self) -> "Trainers":
         remote = self.ray.remote(num_cpus=0.5, max_restarts=0)(TrainerRank)
         ranks = [
-            remote.options(scheduling_strategy=self._strategy(i)).remote(i, self.ranks, str(self.run_dir), self.trace)
+            remote.options(scheduling_strategy=self._strategy(i)).remote(
+                i, self.ranks, str(self.run_dir), self.trace, self.working_directory
+            )
             for i in range(self.ranks)
         ]
         return Trainers(self.ray, ranks)

@@ -7,11 +7,14 @@ import os
 import pathlib
 from typing import Any
 
+from slime_cli import processes
+
 
 class TrainerRank:
     """Wrapped by ``ray.remote`` in :mod:`slime_cli.cluster.cluster`; also usable directly, as tests do."""
 
-    def __init__(self, rank: int, world_size: int, run_dir: str, trace: bool):
+    def __init__(self, rank: int, world_size: int, run_dir: str, trace: bool, working_directory: str):
+        processes.enter(working_directory)
         import logging
         import warnings
 
@@ -39,10 +42,10 @@ class TrainerRank:
         """Where rank 0 waits for the others."""
         import ray
 
-        from slime_cli.serving.process import free_port
+        from slime_cli.serving.address import LOOPBACK, free_port
 
-        host = ray.util.get_node_ip_address() if self.world_size > 1 and os.environ.get("RAY_ADDRESS") else "127.0.0.1"
-        return host, free_port()
+        host = ray.util.get_node_ip_address() if self.world_size > 1 and os.environ.get("RAY_ADDRESS") else LOOPBACK
+        return host, free_port(host)
 
     def begin_stage(
         self, argv: list[str], settings, hf_checkpoint: str, critic_argv: list[str] | None, master: tuple[str, int]

@@ -67,6 +67,16 @@ def check_engine(config: dict) -> None:
         )
 
 
+def trainer_dtype(kind: str, megatron: dict[str, object]) -> str:
+    """What the trainer computes in on a device of this kind, given its options. Engines that generate for it compute in the same.
+
+    Left to itself, SGLang serves a float32 model in float16 on a GPU, where it is trained in bfloat16.
+    """
+    if megatron.get("fp16"):
+        return "float16"
+    return "bfloat16" if kind == "cuda" or megatron.get("bf16") else "float32"
+
+
 def engine_environment(environment: dict[str, str]) -> dict[str, str]:
     """Environment of an SGLang server: on a CPU, its CPU engine and the stand-in for the CUDA-only kernel wheel."""
     out = dict(environment)
@@ -89,7 +99,6 @@ def engine_defaults() -> dict[str, object]:
             "attention_backend": "torch_native",
             "disable_overlap_schedule": True,
             "max_total_tokens": 65536,
-            "dtype": "float32",
             "sleep_on_idle": True,  # an idle scheduler spins otherwise, on a core that the trainer needs
         }
     return {}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from slime_cli import processes
 from slime_cli.buffer.source_base import nearest
 from slime_cli.buffer.types import Sample
 from slime_cli.errors import SlimeError, UsageError
@@ -170,6 +171,7 @@ def _find(path: str, kind: str) -> Any:
 
 def _load_module(name: str, where: str) -> ModuleType:
     """Tells "there is no such module" from "it is there and fails to import"."""
+    processes.find_here(name)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

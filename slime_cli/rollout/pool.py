@@ -15,7 +15,6 @@ import collections
 import contextlib
 import dataclasses
 import os
-import pathlib
 import pickle
 import signal
 import struct
@@ -24,6 +23,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from slime_cli import processes
 from slime_cli.rollout.hook_files import APPENDED
 
 LENGTH = struct.Struct("<I")
@@ -131,14 +131,12 @@ class Worker:
 
     @classmethod
     async def start(cls) -> "Worker":
-        root = str(pathlib.Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "slime_cli.rollout.pool", str(os.getpid())),
+            *processes.python("slime_cli.rollout.pool", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is the owner's; and a kill takes the function's own children along
-            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={"OMP_NUM_THREADS": "1", **processes.environment(users_functions=True)},
         )
         worker = cls(process)
         process.stdin.write(encode([entry for entry in sys.path if entry and entry not in APPENDED]))

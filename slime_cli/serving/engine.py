@@ -3,10 +3,13 @@
 import dataclasses
 import os
 import pathlib
-import sys
+import shutil
+import tempfile
 
+from slime_cli import processes
 from slime_cli.hardware import device as hardware
-from slime_cli.serving.process import Server, free_port, local_environment
+from slime_cli.serving import address
+from slime_cli.serving.process import Server
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +23,8 @@ class EngineSpec:
     first_device: int
     seed: int
     log: str
-    host: str = "127.0.0.1"
+    host: str = address.LOOPBACK
+    """Where it listens; empty for the address at which other machines reach the one that runs it."""
 
 
 class Engine:
@@ -28,15 +32,17 @@ class Engine:
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
-        self.url = f"http://{spec.host}:{free_port(spec.host)}"
-        argv = [
-            sys.executable, "-m", "sglang.launch_server", "--model-path", spec.model, "--host", spec.host,
-            "--port", self.url.rsplit(":", 1)[1], "--tp-size", str(spec.tensor_parallel), "--random-seed", str(spec.seed),
-            "--skip-server-warmup", *spec.argv,
-        ]  # fmt: skip
+        host = spec.host or address.reachable()
+        port = address.free_port(host)
+        self.url = address.url(host, port)
+        argv = processes.python(
+            "sglang.launch_server", "--model-path", spec.model, "--host", host, "--port", str(port),
+            "--tp-size", str(spec.tensor_parallel), "--random-seed", str(spec.seed), "--skip-server-warmup", *spec.argv,
+        )  # fmt: skip
         if hardware.find().kind == "cuda":
             argv += ["--base-gpu-id", str(spec.first_device)]
-        environment = hardware.engine_environment(local_environment())
+        self._meeting = tempfile.mkdtemp(prefix="slime-engine-")
+        environment = hardware.engine_environment(processes.environment()) | rendezvous(spec.argv, self._meeting)
         if hardware.find().kind == "cpu" and spec.tensor_parallel > 1:
             environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(i) for i in range(spec.tensor_parallel))
             environment["SGLANG_NCCL_SO_PATH"] = "/nonexistent/libnccl.so"
@@ -47,23 +53,38 @@ class Engine:
         code = self._server.exit_code()
         return {
             "pid": self._server.pid, "url": self.url, "host": os.uname().nodename, "exit_code": code,
+            "devices": list(range(self.spec.first_device, self.spec.first_device + self.spec.tensor_parallel)),
             "last_lines": "" if code is None else self._server.last_lines(),
         }  # fmt: skip
 
     def stop(self) -> None:
         self._server.stop()
+        shutil.rmtree(self._meeting, ignore_errors=True)
+
+
+def rendezvous(argv: tuple[str, ...], folder: str) -> dict[str, str]:
+    """Environment by which an engine's ranks, all on one machine, find each other without listening to other machines.
+
+    torch's own meeting point is a server on all interfaces, so they meet at a file; the rest goes over loopback. Copies of
+    the model (``--sglang-dp-size``) are groups of their own, for which SGLang 0.5.16 has only ports.
+    """
+    out = {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+    if "--dp-size" not in argv:
+        out["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{folder}/ranks"
+    return out
 
 
 def start_router(host: str, port: int, argv: list[str], log: pathlib.Path) -> Server:
-    """The stock router with no workers yet; they are added as they become healthy."""
-    command = [
-        sys.executable, "-m", "slime_cli.serving.router_main", "--host", host, "--port", str(port),
-        "--prometheus-port", str(free_port(host)), *argv,
-    ]  # fmt: skip
-    return Server("router", command, local_environment(), log)
+    """The stock router with no workers yet; they are added as they become healthy. Its metrics are for this machine."""
+    command = processes.python(
+        "slime_cli.serving.router_main", "--host", host, "--port", str(port),
+        "--prometheus-host", address.LOOPBACK, "--prometheus-port", str(address.free_port()), *argv,
+    )  # fmt: skip
+    return Server("router", command, processes.without_proxies(processes.environment()), log)
 
 
 def engine_argv(resolved) -> list[str]:
-    """The user's ``--sglang-*`` options over what the device needs."""
-    merged = {k: v for k, v in hardware.engine_defaults().items() if k not in resolved.sglang} | resolved.sglang
+    """The user's ``--sglang-*`` options over what the device needs and what the trainer computes in."""
+    needed = hardware.engine_defaults() | {"dtype": hardware.trainer_dtype(hardware.find().kind, resolved.megatron)}
+    merged = {k: v for k, v in needed.items() if k not in resolved.sglang} | resolved.sglang
     return dataclasses.replace(resolved, sglang=merged).sglang_argv()

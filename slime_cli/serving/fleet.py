@@ -11,13 +11,15 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 
 from slime_cli import manifests
 from slime_cli.errors import EngineError
+from slime_cli.hardware import device as hardware
+from slime_cli.serving import address
 from slime_cli.serving.engine import EngineSpec, engine_argv, start_router
-from slime_cli.serving.process import free_port, require_free
 
 START_TIMEOUT = 1800.0
 HEALTH = ["--health-check-interval-secs", "2", "--health-failure-threshold", "2"]
@@ -31,6 +33,29 @@ def _router_defaults(given: list[str]) -> list[str]:
     return health + [word for word in breaker if word not in given]
 
 
+def listening(s: dict[str, Any]) -> tuple[str, int]:
+    """Host and port of the router. Raises UsageError where it cannot listen there."""
+    host = address.checked(s["sglang_router_ip"], "--sglang-router-ip")
+    if s["sglang_router_port"] is None:
+        return host, address.free_port(host)
+    address.require_free(host, s["sglang_router_port"], "--sglang-router-port")
+    return host, s["sglang_router_port"]
+
+
+def first_device(resolved, place: int, device: hardware.Device) -> int:
+    """Where the engine at ``place`` begins: behind the trainer's GPUs, or at 0 where no trainer is or both share theirs.
+
+    Where one machine has too few GPUs for both, engines begin at 0 again and share those of the trainer.
+    """
+    s = resolved.slime
+    wide = s["rollout_num_gpus_per_engine"]
+    alone = resolved.command == "serve-rollout" or s["colocate"]
+    first = place * wide + (0 if alone else s["actor_num_gpus_per_node"])
+    if alone or first + wide <= device.count or os.environ.get("RAY_ADDRESS"):
+        return first
+    return first // wide % max(device.count // wide, 1) * wide
+
+
 class Fleet:
     """Owns the processes behind one endpoint."""
 
@@ -39,27 +64,24 @@ class Fleet:
         self.say, self.model = say, model
         self.tensor_parallel = s["rollout_num_gpus_per_engine"]
         count = max(1, s["rollout_num_gpus"] // self.tensor_parallel)
-        host, port = s["sglang_router_ip"], s["sglang_router_port"]
-        if port:
-            require_free(host, port, "--sglang-router-port")
-        port = port or free_port(host)
-        self.router_url = f"http://{host}:{port}"
+        host, port = listening(s)
+        self.router_url = address.url(address.reachable(host), port)
         argv, logs = engine_argv(resolved), run_dir / "logs"
         self.engines: list = []
         self.dead: set[str] = set()
         given = resolved.router_argv()
         self.router = start_router(host, port, _router_defaults(given) + given, logs / "router.log")
+        self.http = httpx.Client(trust_env=False, timeout=30)
         try:
             for i in range(count):
-                first = s["actor_num_gpus_per_node"] * (not s["colocate"]) + i * self.tensor_parallel
-                self.engines.append(
-                    launch(EngineSpec(model, tuple(argv), self.tensor_parallel, first, s["rollout_seed"] + i, str(logs / f"engine-{i}.log")))
-                )
+                first = first_device(resolved, i, hardware.find())
+                log = str(logs / f"engine-{i}.log")
+                spec = EngineSpec(model, tuple(argv), self.tensor_parallel, first, s["rollout_seed"] + i, log, address.reachable(host))
+                self.engines.append(launch(spec))
         except BaseException:
             self.stop()
             raise
         self.started = time.time()
-        self.http = httpx.Client(trust_env=False, timeout=30)
 
     def wait_healthy(self) -> manifests.Endpoint:
         """Blocks until the router serves every engine. Raises EngineError as soon as a process ends."""
@@ -85,12 +107,10 @@ class Fleet:
 
     def _endpoint(self) -> manifests.Endpoint:
         states = [e.state() for e in self.engines]
-        tp = self.tensor_parallel
         return manifests.Endpoint(
             router_url=self.router_url,
             engines=[
-                manifests.Engine(url=s["url"], role="regular", devices=list(range(i * tp, (i + 1) * tp)), pid=s["pid"], host=s["host"])
-                for i, s in enumerate(states)
+                manifests.Engine(url=s["url"], role="regular", devices=s["devices"], pid=s["pid"], host=s["host"]) for s in states
             ],
             model=self.model, engine_name="sglang", engine_version=importlib.metadata.version("sglang"),
             owner_pid=os.getpid(), owner_host=os.uname().nodename, created=time.time(),
@@ -123,7 +143,7 @@ class Fleet:
 
     def _raise_if_ended(self) -> None:
         for name, code, lines in self.ended():
-            raise EngineError(f"{name} ended with code {code} while it started; its last lines:\n{lines}", "mend what they say and start again")
+            raise EngineError(f"{name} ended with code {code} while it started; its last lines:\n{lines}", "fix what they say and start again")
 
     def check(self) -> None:
         """Called while serving: reports a death once; raises EngineError when nothing is left to serve with."""

@@ -6,18 +6,12 @@ reaches the owner alone, which then stops its children in order.
 """
 
 import collections
-import contextlib
 import os
 import pathlib
-import random
 import signal
-import socket
 import subprocess
 
-from slime_cli.errors import UsageError
 from slime_cli.process_signals import die_with_parent
-
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
 class Server:
@@ -61,41 +55,3 @@ class Server:
         except ProcessLookupError:
             pass
         self._process.wait()
-
-
-def local_environment() -> dict[str, str]:
-    """This process's environment with proxies switched off for local addresses."""
-    out = dict(os.environ)
-    if any(out.get(name) for name in _PROXIES):
-        for name in ("no_proxy", "NO_PROXY"):
-            out[name] = ",".join(x for x in (out.get(name, ""), "127.0.0.1", "localhost", "::1") if x)
-    return out
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on right now, of those that the kernel gives to no outgoing connection.
-
-    An engine listens on it half a minute later or more: of the kernel's own range it was gone by then (seen on a busy machine).
-    """
-    for port in (*random.SystemRandom().sample(range(15000, _first_of_the_kernels()), k=100), 0):
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind((host, port))
-            return s.getsockname()[1]
-    raise UsageError(f"no port is free on {host}", "end what listens there")
-
-
-def _first_of_the_kernels() -> int:
-    try:
-        return max(int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]), 16000)
-    except (OSError, ValueError):
-        return 32768
-
-
-def require_free(host: str, port: int, option: str) -> None:
-    """Raises UsageError when somebody listens on the port already."""
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind((host, port))
-        except OSError as error:
-            raise UsageError(f"{option} {port}: cannot listen on {host}:{port} ({error.strerror})", "choose another port") from None

@@ -5,17 +5,20 @@ process groups.
 """
 
 import contextlib
+import datetime
 import io
 import os
 import random
+import socket
 import sys
 
 import numpy as np
 import torch
 
-from slime_cli.errors import UsageError
+from slime_cli.errors import EngineError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.process_signals import die_with_parent
+from slime_cli.serving import address
 
 
 def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
@@ -81,7 +84,8 @@ def initialise(args, device: hardware.Device) -> None:
     os.register_at_fork(after_in_child=die_with_parent)
     if device.kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    torch.distributed.init_process_group(device.backend, rank=args.rank, world_size=args.world_size)
+    store = _meeting_point(args.rank, args.world_size)
+    torch.distributed.init_process_group(device.backend, store=store, rank=args.rank, world_size=args.world_size)
     mpu.initialize_model_parallel(
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,
@@ -91,6 +95,23 @@ def initialise(args, device: hardware.Device) -> None:
         expert_tensor_parallel_size=args.expert_tensor_parallel_size,
         create_gloo_process_groups=args.use_gloo_process_groups,
     )
+
+
+def _meeting_point(rank: int, world_size: int) -> torch.distributed.TCPStore:
+    """Where the ranks find each other. Rank 0 listens on ``MASTER_ADDR`` alone; torch by itself listens on every interface."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if address.is_loopback(host):  # the ranks' own connections stay on this machine as well
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    listener = None
+    if rank == 0:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, port), family=family, backlog=4096).detach()
+        except OSError as error:
+            raise EngineError(f"the trainer cannot listen on {host} port {port}: {error.strerror}", "start it again") from None
+    patience = datetime.timedelta(minutes=30)
+    return torch.distributed.TCPStore(host, port, world_size, rank == 0, timeout=patience, master_listen_fd=listener)
 
 
 def begin_stage(args) -> None:

@@ -11,7 +11,6 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from slime_cli import errors, installed, manifests
+from slime_cli import errors, installed, manifests, processes
 from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import checkpoints
-from slime_cli.serving.process import free_port, local_environment
+from slime_cli.serving.address import free_port
 from slime_cli.weights import architecture
 from slime_cli.weights.describe import checkpoint_manifest, file_hash
 from slime_cli.weights.families import FAMILIES
@@ -252,22 +251,20 @@ def _ranks(job: dict[str, Any], say: Say) -> None:
         world = job["tensor"] * job["pipeline"] * job["expert"]
         port, threads = free_port(), max(1, (os.cpu_count() or 1) // world)
         say(f"starting {world} Megatron process{'es' if world > 1 else ''}")
-        processes = []
+        ranks: list[subprocess.Popen] = []
         try:
             for rank in range(world):
                 more = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
                 more |= {"OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-                environment = local_environment() | {key: str(value) for key, value in more.items()}
-                root = str(pathlib.Path(__file__).parents[2])
-                environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
+                environment = processes.environment() | {key: str(value) for key, value in more.items()}
                 with open(folder / f"{rank}.log", "wb") as log:
-                    command = [sys.executable, "-m", "slime_cli.convert_rank", str(folder), str(os.getpid())]
-                    processes.append(
+                    command = processes.python("slime_cli.convert_rank", str(folder), str(os.getpid()))
+                    ranks.append(
                         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
                     )
-            _wait(processes, folder, say)
+            _wait(ranks, folder, say)
         finally:
-            for process in processes:
+            for process in ranks:
                 if process.poll() is None:
                     process.kill()
                 process.wait()

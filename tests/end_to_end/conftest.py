@@ -11,6 +11,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 SMALL = HERE / "small.yaml"
+HOSTILE = ("h2", "json", "torch", "typing_extensions", "random", "socket", "numpy", "httpx", "ray", "sglang", "megatron", "sgl_kernel", "zmq")
 TINY = "tiny:qwen3?num_hidden_layers=2&hidden_size=64&intermediate_size=128&head_dim=16"
 
 
@@ -29,11 +30,20 @@ def start(*words: str, log: pathlib.Path, **kwargs) -> subprocess.Popen:
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory):
-    """The folder of a running `serve-rollout`: endpoint.json, model/, logs/."""
+def hostile(tmp_path_factory):
+    """A working directory with a user's scripts named like libraries: each ends the process that imports it."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for name in HOSTILE:
+        (folder / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working directory was imported')\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory, hostile):
+    """The folder of a running `serve-rollout`, started among hostile scripts: endpoint.json, model/, logs/."""
     folder = tmp_path_factory.mktemp("served")
     environment = dict(os.environ, http_proxy="http://127.0.0.1:9", HTTPS_PROXY="http://127.0.0.1:9")  # must never be used
-    process = start("serve-rollout", "--hf-checkpoint", TINY, "--run-dir", folder, log=folder / "out.log", env=environment)
+    process = start("serve-rollout", "--hf-checkpoint", TINY, "--run-dir", folder, log=folder / "out.log", env=environment, cwd=hostile)
     deadline = time.time() + 300
     while not (folder / "endpoint.json").exists():
         assert process.poll() is None and time.time() < deadline, (folder / "out.log").read_text()[-3000:]

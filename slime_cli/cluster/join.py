@@ -1,0 +1,83 @@
+"""Starting Ray for a run, or joining the cluster that ``RAY_ADDRESS`` names.
+
+Called once a process, by :mod:`slime_cli.cluster.cluster`; Ray is imported here and nowhere before, since it reads its
+settings when it is imported.
+"""
+
+import contextlib
+import os
+import pathlib
+from typing import Any
+
+from slime_cli import processes
+from slime_cli.errors import EngineError
+
+_WORKERS = {
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # engines and ranks pick their device by its index
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # Ray puts workers behind everything else; these are the work
+}
+_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""By Ray's own setting for machines that form no cluster, a local one keeps to loopback, as far as Ray lets it."""
+
+
+def start(folder: pathlib.Path, cores: int) -> Any:
+    """The module ``ray``, connected. Raises EngineError with what to do when it cannot be.
+
+    ``folder`` is where a local Ray starts its workers: it puts that folder first on their import path, so it is none of the
+    user's, whose scripts could take a library's place. What runs in a worker enters the user's folder itself.
+    """
+    joined = os.environ.get("RAY_ADDRESS")
+    for name, value in (_WORKERS if joined else _WORKERS | _ALONE).items():
+        os.environ.setdefault(name, value)
+    os.environ["PYTHONWARNINGS"] = "ignore"
+    os.environ["PYTHONPATH"] = processes.import_path(os.environ.get("PYTHONPATH", ""))
+    settings: dict[str, Any] = dict(include_dashboard=False, log_to_driver=False, logging_level="ERROR", namespace="slime")
+    if joined:
+        use_token(os.environ, pathlib.Path.home())
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # it repeats each second that it cannot connect
+        names = (*_WORKERS, "PYTHONWARNINGS", "PYTHONPATH")
+        settings |= {"address": "auto", "runtime_env": {"env_vars": {name: os.environ[name] for name in names}}}
+    else:
+        settings |= {"address": "local", "num_cpus": cores, "object_store_memory": 256 * 2**20, "_node_ip_address": "127.0.0.1"}
+    import ray
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with contextlib.chdir(folder):
+            ray.init(**settings)
+    except Exception as error:
+        raise _explained(error, joined) from None
+    return ray
+
+
+def use_token(environment: Any, home: pathlib.Path) -> None:
+    """Offers a cluster the token that Ray's settings name. ``ray start`` asks for one by default; Ray's client has to be told."""
+    named = environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH") or (home / ".ray" / "auth_token").is_file()
+    if named:
+        environment.setdefault("RAY_AUTH_MODE", "token")
+
+
+def _explained(error: BaseException, joined: str | None) -> EngineError:
+    """What Ray raised, in a line, with the fix."""
+    texts = []
+    found: BaseException | None = error
+    while found is not None:
+        texts.append(str(found))
+        found = found.__cause__ or found.__context__
+    everything = "\n".join(texts)
+    if not joined:
+        return EngineError(f"Ray did not start: {_line(texts[0], error)}", "its logs are in /tmp/ray/session_latest/logs; slime doctor checks shared memory")
+    if "AuthToken" in everything or "Authentication" in everything:
+        return EngineError(
+            f"the Ray cluster at RAY_ADDRESS={joined} asks for a token, and this process has none or another one",
+            "copy ~/.ray/auth_token of the head node to this machine, or set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH",
+        )
+    return EngineError(
+        f"no Ray cluster could be joined at RAY_ADDRESS={joined}: {_line(texts[0], error)}",
+        f"`ray status --address {joined}` says whether it runs; unset RAY_ADDRESS to let the run start a Ray of its own",
+    )
+
+
+def _line(text: str, error: BaseException) -> str:
+    return (text.strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,90 @@
+"""Starting or joining Ray, over a scripted ``ray.init``: where workers start, the token, and every failure in words."""
+
+import os
+import sys
+import types
+
+import pytest
+
+from slime_cli.cluster import join
+from slime_cli.errors import EngineError
+
+
+@pytest.fixture
+def ray(monkeypatch, tmp_path):
+    """A stand-in for the module; ``calls`` has the settings and the working directory of each ``init``."""
+    for name in [n for n in os.environ if n.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "environ", dict(os.environ, HOME=str(tmp_path / "home")))
+    fake = types.SimpleNamespace(calls=[], error=None)
+
+    def init(**settings):
+        fake.calls.append((settings, os.getcwd()))
+        if fake.error:
+            raise fake.error
+
+    fake.init = init
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return fake
+
+
+def test_a_ray_of_the_run_s_own_keeps_to_loopback_and_its_workers_start_in_no_folder_of_the_user_s(ray, tmp_path):
+    before = os.getcwd()
+    assert join.start(tmp_path / "logs", 3) is ray
+    (settings, folder), = ray.calls
+    assert settings["address"] == "local" and settings["num_cpus"] == 3 and "runtime_env" not in settings
+    assert folder == str(tmp_path / "logs") and os.getcwd() == before
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0" and "RAY_AUTH_MODE" not in os.environ
+
+
+def test_a_cluster_s_workers_get_the_environment_that_a_local_one_inherits(ray, tmp_path):
+    os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
+    join.start(tmp_path / "logs", 3)
+    settings, _ = ray.calls[0]
+    given = settings["runtime_env"]["env_vars"]
+    assert settings["address"] == "auto" and given["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1"
+    assert given["PYTHONPATH"] == os.environ["PYTHONPATH"] and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
+
+
+@pytest.mark.parametrize("given", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "file"])
+def test_the_token_that_ray_s_settings_name_is_offered(tmp_path, given):
+    environment = {} if given == "file" else {given: "x"}
+    (tmp_path / ".ray").mkdir()
+    if given == "file":
+        (tmp_path / ".ray" / "auth_token").write_text("secret")
+    join.use_token(environment, tmp_path)
+    assert environment["RAY_AUTH_MODE"] == "token"
+
+
+def test_without_a_token_or_with_a_mode_of_the_user_s_own_nothing_is_changed(tmp_path):
+    environment = {}
+    join.use_token(environment, tmp_path)
+    assert environment == {}
+    environment = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "x"}
+    join.use_token(environment, tmp_path)
+    assert environment["RAY_AUTH_MODE"] == "disabled"
+
+
+def chained(cause, error):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "said", "fix"),
+    [
+        ("h:1", chained(RuntimeError("InvalidAuthToken: missing\nmore"), ConnectionError("Failed to connect")), "h:1 asks for a token", "RAY_AUTH_TOKEN_PATH"),
+        ("h:1", ConnectionError("Failed to connect to Ray cluster at h:1\nTraceback"), "joined at RAY_ADDRESS=h:1: Failed to connect", "ray status"),
+        ("nonsense", ValueError("Malformed address"), "RAY_ADDRESS=nonsense: Malformed address", "unset RAY_ADDRESS"),
+        ("h:1", RuntimeError(""), "RAY_ADDRESS=h:1: RuntimeError", "ray status"),
+        (None, RuntimeError("The current node timed out during startup."), "Ray did not start: The current node timed out", "logs"),
+        (None, OSError(28, "No space left on device"), "No space left on device", "logs"),
+    ],
+)
+def test_whatever_ray_raises_is_an_engine_error_of_one_line_with_a_fix(ray, tmp_path, address, error, said, fix):
+    if address:
+        os.environ["RAY_ADDRESS"] = address
+    ray.error = error
+    with pytest.raises(EngineError) as raised:
+        join.start(tmp_path / "logs", 1)
+    assert said in raised.value.message and "\n" not in raised.value.message and fix in raised.value.fix
