@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import signal
 import sys
 import types
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from slime_cli.errors import DataError, SlimeError
+from slime_cli.weights import tensors
 
 Say = Callable[[str], None]
 
@@ -150,8 +150,8 @@ def _kept(source: pathlib.Path, missing: set[str], layers: int, say: Say) -> Ite
     """
     from safetensors import safe_open
 
-    further = {name for name in missing if _predicts_further(name, layers)}
-    lost = sorted(name for name in missing - further if not name.endswith(("inv_freq", "_scale_inv", "lm_head.weight")))
+    further = {name for name in missing if tensors.further(name, layers)}
+    lost = sorted(name for name in missing - further if not tensors.computed(name) and not name.endswith("_scale_inv"))
     if lost:
         what = f"Megatron's model has no place for {len(lost)} tensors, the first: {lost[0]}"
         raise DataError(f"{source}: {what}", "this variant of the architecture is not supported")
@@ -163,11 +163,6 @@ def _kept(source: pathlib.Path, missing: set[str], layers: int, say: Say) -> Ite
             with safe_open(path, framework="pt") as file:
                 for name in sorted(further & set(file.keys())):
                     yield name, file.get_tensor(name)
-
-
-def _predicts_further(name: str, layers: int) -> bool:
-    found = re.match(r"model\.layers\.(\d+)\.", name)
-    return name.startswith(("mtp.", "model.mtp_layers.")) or bool(found) and int(found[1]) >= layers
 
 
 if __name__ == "__main__":

@@ -30,10 +30,12 @@ def hf_to_dist(
     force: Force = False,
 ) -> None:
     """Write the model as a Megatron torch_dist checkpoint. It loads in any parallel layout."""
+    from slime_cli.commands import doctor_checkpoint
     from slime_cli.weights import convert
 
     with _screen() as say:
         megatron = _megatron(context.args, profile or [], say)
+        doctor_checkpoint.require(hf_checkpoint, say, (), (doctor_checkpoint.TOKENIZER, doctor_checkpoint.TEMPLATE))
         target = convert.hf_to_dist(
             hf_checkpoint, save, tensor=tensor, pipeline=pipeline, expert=expert, megatron=megatron, force=force, say=say
         )  # fmt: skip

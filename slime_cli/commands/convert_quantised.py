@@ -77,10 +77,14 @@ def int4_to_bf16(hf_checkpoint: Checkpoint, save: Save, force: Force = False) ->
 
 
 def _run(hf_checkpoint: pathlib.Path, save: pathlib.Path, form: Any, force: bool) -> None:
+    from slime_cli.commands import doctor_checkpoint as checkpoint
     from slime_cli.screen import Screen
-    from slime_cli.weights import requantise
 
     screen = Screen()
+    needed, looked_at = (checkpoint.CONFIG, checkpoint.WEIGHTS), (checkpoint.TOKENIZER, checkpoint.TEMPLATE)
+    checkpoint.require(hf_checkpoint, screen.say, needed, looked_at)
+    from slime_cli.weights import requantise
+
     folder, count = requantise.convert(hf_checkpoint, save, form, screen=screen, force=force)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     screen.say(f"done: {folder}, {count} matrices in {form.dtype}, {size / 1e6:.1f} MB")

@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from slime_cli import installed, plain
+from slime_cli.findings import Finding, Status
 
 IMPORTS = {
     "sglang": "import sglang.srt.server_args",
@@ -30,18 +31,6 @@ IMPORTS = {
 """Statement that shows an engine can be imported, by name."""
 
 GIB = 1 << 30
-Status = Literal["ok", "warn", "fail"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at."""
-
-    name: str
-    status: Status
-    detail: str
-    fix: str = ""
-    """What to do; empty when ok."""
 
 
 def check_python() -> Finding:

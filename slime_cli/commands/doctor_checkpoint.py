@@ -1,7 +1,8 @@
-"""The part of ``slime doctor`` that looks at an HF checkpoint: configuration, tokenizer, chat template, weights.
+"""Is an HF checkpoint fit for a run: what :mod:`slime_cli.weights.whole` finds, and whether its chat template can be
+used.
 
-Reads the files themselves, without transformers: seconds even for a large model, because of its weights only the
-headers are read. The chat template is rendered as transformers does it, on a conversation of our own.
+``slime doctor`` lists all of it; ``train``, ``serve-rollout``, ``convert`` and ``sync`` call :func:`require` before
+they start anything. The chat template is rendered as transformers does it, on a conversation of our own.
 """
 
 import datetime
@@ -9,11 +10,11 @@ import json
 import os
 import pathlib
 import re
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from slime_cli.commands.doctor import Finding
+from slime_cli.findings import Finding
+from slime_cli.weights import whole
 
 CONVERSATION = [
     {"role": "system", "content": "You add numbers."},
@@ -22,56 +23,31 @@ CONVERSATION = [
     {"role": "user", "content": "And 3 more?"},
     {"role": "assistant", "content": "7"},
 ]
-_AGAIN = "download the checkpoint again"
+FOLDER, CONFIG, TOKENIZER, TEMPLATE, WEIGHTS = "checkpoint", "model config", "tokenizer", "chat template", "weights"
+"""Names of the findings."""
 
 
 def check_checkpoint(folder: pathlib.Path) -> Iterator[Finding]:
-    if not folder.is_dir():
-        yield Finding("checkpoint", "fail", f"{folder}: no such folder", "give the folder of an HF checkpoint")
-        return
-    yield check_config(folder)
-    yield check_tokenizer(folder)
-    yield check_chat_template(folder)
-    yield check_weights(folder)
+    yield from whole.findings(folder)
+    if folder.is_dir():
+        yield check_chat_template(folder)
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Raises ValueError with a message for people."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return value
-
-
-def check_config(folder: pathlib.Path) -> Finding:
-    try:
-        config = _read_json(folder / "config.json")
-    except ValueError as error:
-        return Finding("model config", "fail", str(error), _AGAIN)
-    architectures = config.get("architectures")
-    if not architectures:
-        return Finding("model config", "fail", "config.json names no architectures", 'add "architectures": ["..."]')
-    return Finding("model config", "ok", f"{', '.join(architectures)}, {config.get('model_type', 'no model_type')}")
-
-
-def check_tokenizer(folder: pathlib.Path) -> Finding:
-    try:
-        model = _read_json(folder / "tokenizer.json").get("model", {})
-    except ValueError as error:
-        fix = f"{_AGAIN}, or make it: AutoTokenizer.from_pretrained(PATH, use_fast=True).save_pretrained(PATH)"
-        return Finding("tokenizer", "fail", str(error), fix)
-    return Finding("tokenizer", "ok", f"{model.get('type', 'unknown kind')}, {len(model.get('vocab', ())):,} entries")
+def require(
+    folder: str | os.PathLike, say: Callable[[str], None], needed: Collection[str], looked_at: Collection[str] = ()
+) -> None:
+    """Raises DataError for the first finding of those ``needed`` that fails; ``say`` is told of what else is not
+    well with these and with those ``looked_at``. Nothing heavy is imported: it is called before anything is started.
+    """
+    for finding in check_checkpoint(pathlib.Path(folder)):
+        if finding.name in (FOLDER, *needed, *looked_at):
+            whole.act_on(finding, folder, finding.name in (FOLDER, *needed), say)
 
 
 def chat_template(folder: pathlib.Path) -> tuple[str | None, dict[str, str]]:
     """The default template, if any, and the special tokens that it may use. Raises ValueError for unreadable files."""
     path = folder / "tokenizer_config.json"
-    config = _read_json(path) if path.exists() else {}
+    config = whole.read_json(path) if path.exists() else {}
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
@@ -153,53 +129,3 @@ def check_chat_template(folder: pathlib.Path) -> Finding:
         return Finding(name, "warn", f"not append-only: {rewrite}", fix)
     system = "" if messages is CONVERSATION else "; takes no system message"
     return Finding(name, "ok", f"renders, append-only{system}")
-
-
-def check_weights(folder: pathlib.Path) -> Finding:
-    """Every tensor of the index is in a shard that is there and whole."""
-    name = "weights"
-    index = folder / "model.safetensors.index.json"
-    try:
-        if index.exists():
-            wanted: dict[str, set[str]] = {}
-            for tensor, shard in _read_json(index).get("weight_map", {}).items():
-                wanted.setdefault(shard, set()).add(tensor)
-            if not wanted:
-                raise ValueError(f"{index} names no tensors")
-        else:
-            wanted = {path.name: set() for path in folder.glob("*.safetensors")}
-        if not wanted:
-            return Finding(name, "fail", f"no *.safetensors in {folder}", "save the model with safe_serialization=True")
-        problems = [problem for shard in sorted(wanted) if (problem := shard_problem(folder / shard, wanted[shard]))]
-    except ValueError as error:
-        return Finding(name, "fail", str(error), _AGAIN)
-    if problems:
-        more = f" (and {len(problems) - 1} more files)" if len(problems) > 1 else ""
-        return Finding(name, "fail", problems[0] + more, f"{_AGAIN}, or only the files named")
-    total = sum((folder / shard).stat().st_size for shard in wanted)
-    return Finding(name, "ok", f"{len(wanted)} safetensors files, {total / (1 << 30):.2f} GiB, all whole")
-
-
-def shard_problem(path: pathlib.Path, tensors: set[str]) -> str:
-    """What is wrong with a safetensors file, from its header and size; empty when nothing is."""
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            head = file.read(8)
-            if head == b"version ":
-                return f"{path.name} is a Git LFS pointer, not the file (git lfs pull)"
-            length = struct.unpack("<Q", head)[0]
-            if length > size:
-                return f"{path.name} is cut off or no safetensors file"
-            header = json.loads(file.read(length))
-    except FileNotFoundError:
-        return f"{path.name} is missing"
-    except (OSError, ValueError, struct.error) as error:
-        return f"{path.name}: {error}"
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if end != size:
-        return f"{path.name} has {size:,} bytes instead of {end:,}"
-    if missing := sorted(tensors - set(header)):
-        return f"{path.name} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-    return ""

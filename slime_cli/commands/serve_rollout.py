@@ -4,11 +4,12 @@ import os
 import pathlib
 import signal
 import time
+from collections.abc import Callable
 
 from slime_cli import installed, manifests
 from slime_cli.commands import arguments
 from slime_cli.errors import UsageError
-from slime_cli.options.resolve import resolve
+from slime_cli.options.resolve import Resolved, resolve
 
 
 def run(argv: list[str]) -> int:
@@ -33,8 +34,9 @@ def run(argv: list[str]) -> int:
 
     if model.startswith(tiny.PREFIX):
         model = str(tiny.make(model, run_dir / "model"))
-    hardware.check_engine(architecture.read_config(model))
     screen = Screen()
+    _check_model(resolved, model, screen.say)
+    hardware.check_engine(architecture.read_config(model))
     owner = os.getppid()
     signal.signal(signal.SIGTERM, _stop)
     fleet = Fleet(resolved, model, run_dir, Engine, screen.say)
@@ -55,6 +57,20 @@ def run(argv: list[str]) -> int:
         fleet.stop()
         path.unlink(missing_ok=True)
     return 0
+
+
+def _check_model(resolved: Resolved, model: str, say: Callable[[str], None]) -> None:
+    """Before SGLang starts, which takes half a minute to find out, or never does. Weights are looked at where it
+    reads them.
+    """
+    from slime_cli.commands import doctor_checkpoint as checkpoint
+
+    needed = [checkpoint.CONFIG]
+    if resolved.sglang.get("load_format", "auto") in ("auto", "safetensors"):
+        needed.append(checkpoint.WEIGHTS)
+    if not resolved.sglang.get("skip_tokenizer_init"):
+        needed.append(checkpoint.TOKENIZER)
+    checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,))
 
 
 def _stop(signum, frame):

@@ -50,9 +50,10 @@ def _published(args, screen) -> tuple[pathlib.Path, str]:
         raise UsageError(f"--load {source}: neither a torch_dist nor an HF checkpoint", "slime convert makes either")
     from safetensors import safe_open
 
-    from slime_cli.weights import publish
+    from slime_cli.weights import publish, whole
 
     version = args.weight_version or f"v{step:06d}"
+    whole.check(hf, screen.say)
 
     def tensors():
         for file in sorted(hf.glob("*.safetensors")):

@@ -4,6 +4,7 @@ import json
 import pathlib
 import signal
 import time
+from collections.abc import Callable
 
 from slime_cli import installed
 from slime_cli.commands import arguments
@@ -32,12 +33,12 @@ def run(argv: list[str]) -> int:
         return _dry_run(resolved, warnings, line.verbose)
     installed.require(*installed.TESTED)
     run_dir = pathlib.Path(resolved.slime["run_dir"] or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
-    _check_data(resolved)
-
     from slime_cli import run_dir as folders
     from slime_cli.screen import Screen
 
     screen = Screen()
+    _check_model(resolved, screen.say)
+    _check_data(resolved)
     for warning in warnings:
         screen.warn(warning)
     claimed = folders.claim(resolved, run_dir)
@@ -67,6 +68,25 @@ def _interrupt(signum, frame):
     raise KeyboardInterrupt
 
 
+def _check_model(resolved: Resolved, say: Callable[[str], None]) -> None:
+    """Refuses a checkpoint that is not whole before Ray, Megatron or an engine is started; ``tiny:`` models are made
+    whole.
+    """
+    from slime_cli.commands import doctor_checkpoint as checkpoint
+    from slime_cli.weights import tiny
+
+    if (model := resolved.slime["hf_checkpoint"]).startswith(tiny.PREFIX):
+        return
+    chat = any(stage.slime["apply_chat_template"] for stage in _stages(resolved))
+    needed = (checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.WEIGHTS)
+    checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,) if chat else ())
+
+
+def _stages(resolved: Resolved) -> list[Resolved]:
+    """The options of each stage; of the whole run where there is one alone."""
+    return [resolved.for_stage(i) for i in range(len(resolved.stages))] or [resolved]
+
+
 def _check_data(resolved: Resolved) -> None:
     """Opens every prompt source once, so that bad data ends the command before anything is started."""
     from slime_cli.buffer.sources import open_source
@@ -74,8 +94,7 @@ def _check_data(resolved: Resolved) -> None:
     from slime_cli.rollout import hooks
     from slime_cli.rollout.rewards import check_options
 
-    stages = [resolved.for_stage(i) for i in range(len(resolved.stages))] or [resolved]
-    for stage in stages:
+    for stage in _stages(resolved):
         s = stage.slime
         keys = dict(metadata_key=s["metadata_key"], tool_key=s["tool_key"], on_bad_row=s["on_bad_row"])
         open_source(s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], **keys)

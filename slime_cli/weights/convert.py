@@ -24,7 +24,7 @@ from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import checkpoints
 from slime_cli.serving.address import free_port
-from slime_cli.weights import architecture
+from slime_cli.weights import architecture, whole
 from slime_cli.weights.describe import checkpoint_manifest, file_hash
 from slime_cli.weights.families import FAMILIES
 
@@ -46,7 +46,7 @@ def hf_to_dist(
         installed.require(*installed.TRAINING)
     source, save = pathlib.Path(hf_checkpoint).resolve(), pathlib.Path(save).resolve()
     args = _architecture(source, megatron or {})
-    _check_weights(source)
+    whole.check(source, say)
     _check_layout(args, tensor, pipeline, expert)
     _check_target(save, force)
     say(f"hashing {source}")
@@ -132,20 +132,6 @@ def _architecture(source: pathlib.Path, given: dict[str, Any], blame: str = "the
             f"{blame}: {dest} is {given[dest]}, {source / 'config.json'} makes it {derived[dest]}", "they belong to different models"
         )
     return (derived or {}) | given
-
-
-def _check_weights(source: pathlib.Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    files = sorted(source.glob("*.safetensors"))
-    if not files:
-        raise DataError(f"{source}: no *.safetensors", "save the model with transformers' save_pretrained")
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise DataError(f"{file}: {error}", "the file is damaged; download or export it again") from None
 
 
 _SPLIT_BY_TENSOR = ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "moe_ffn_hidden_size", "vocab_size")

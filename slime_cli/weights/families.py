@@ -195,7 +195,7 @@ def _sigmoid_routing(c: Config) -> Args:
     return out
 
 
-def _dense_first(c: Config) -> list[int]:
+def dense_first(c: Config) -> list[int]:
     """1 for every layer with experts: all but the first ones."""
     kinds = c.get("mlp_layer_types")
     if kinds:
@@ -212,7 +212,7 @@ def _shared_experts(c: Config) -> Args:
 
 def _routed(c: Config) -> Args:
     need(c, "moe_intermediate_size")
-    return _experts(c, need(c, "n_routed_experts"), _dense_first(c)) | _sigmoid_routing(c) | _shared_experts(c)
+    return _experts(c, need(c, "n_routed_experts"), dense_first(c)) | _sigmoid_routing(c) | _shared_experts(c)
 
 
 # -- families ----------------------------------------------------------------------------------------------------------
@@ -232,12 +232,27 @@ def llama(c: Config) -> Args:
     return _common(c) | _grouped_attention(c) | _rope(c)
 
 
+def sparse_layers(c: Config) -> list[int]:
+    """1 for every layer with experts, of the Qwen families."""
+    step, dense = c.get("decoder_sparse_step") or 1, c.get("mlp_only_layers") or []
+    return [int(i not in dense and (i + 1) % step == 0) for i in range(need(c, "num_hidden_layers"))]
+
+
+def expert_count(c: Config) -> int:
+    return c.get("num_experts") or need(c, "num_local_experts")  # by the latter name since transformers 5
+
+
+def linear_layers(c: Config) -> list[int]:
+    """1 for every layer with linear attention."""
+    if c.get("layer_types"):
+        return [int(kind == "linear_attention") for kind in c["layer_types"]]
+    every = c.get("full_attention_interval") or 4
+    return [int((i + 1) % every != 0) for i in range(need(c, "num_hidden_layers"))]
+
+
 def qwen3_moe(c: Config) -> Args:
     need(c, "moe_intermediate_size")
-    step, dense = c.get("decoder_sparse_step") or 1, c.get("mlp_only_layers") or []
-    sparse = [int(i not in dense and (i + 1) % step == 0) for i in range(need(c, "num_hidden_layers"))]
-    count = c.get("num_experts") or need(c, "num_local_experts")  # by the latter name since transformers 5
-    return qwen3(c) | _experts(c, count, sparse) | _softmax_routing(c)
+    return qwen3(c) | _experts(c, expert_count(c), sparse_layers(c)) | _softmax_routing(c)
 
 
 def qwen3_next(c: Config) -> Args:
@@ -245,17 +260,13 @@ def qwen3_next(c: Config) -> Args:
     _only(c, attention_bias=False, decoder_sparse_step=1)
     if c.get("mlp_only_layers"):
         refuse("mlp_only_layers is not empty")
-    every = c.get("full_attention_interval") or 4
-    linear = [int((i + 1) % every != 0) for i in range(need(c, "num_hidden_layers"))]
-    if c.get("layer_types"):
-        linear = [int(kind == "linear_attention") for kind in c["layer_types"]]
     attention = _common(c) | _grouped_attention(c) | _rope(c, 0.25) | {"qk_layernorm": True, "attention_output_gate": True}
     delta = {name: need(c, name) for name in ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim")}
     delta |= {name: need(c, name) for name in ("linear_num_key_heads", "linear_num_value_heads")}
     experts = _experts(c, need(c, "num_experts"), [1]) | _softmax_routing(c)
     return attention | delta | experts | {
         "experimental_attention_variant": "gated_delta_net",
-        "linear_attention_freq": pattern(linear),
+        "linear_attention_freq": pattern(linear_layers(c)),
         "layernorm_zero_centered_gamma": True,
         "moe_shared_expert_intermediate_size": need(c, "shared_expert_intermediate_size"),
         "moe_shared_expert_gate": True,

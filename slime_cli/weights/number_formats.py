@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 
 from slime_cli.errors import DataError, UsageError
 from slime_cli.weights import architecture, quantise
+from slime_cli.weights.headers import INDEX, STATE
 
-STATE, INDEX = "conversion.json", "model.safetensors.index.json"
 FLOATS = {"F32", "F16", "BF16"}
 KEPT = (
     "lm_head", "score", "shared_head", "*embed*", "wte", "wpe", "gate", "router", "shared_expert_gate", "eh_proj", "mtp.fc", "weights_proj",

@@ -4,7 +4,6 @@ import json
 import pathlib
 import re
 import socket
-import struct
 import subprocess
 import sys
 
@@ -14,37 +13,19 @@ from typer.testing import CliRunner
 from slime_cli import installed
 from slime_cli.commands import doctor
 from slime_cli.commands.doctor_checkpoint import check_checkpoint
+from tests import checkpoints
+from tests.checkpoints import CHATML
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 FORGETFUL = (
     "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
     "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
-def safetensors(path: pathlib.Path, names: list[str]) -> None:
-    header = {name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)}
-    head = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(head)) + head + bytes(4 * len(names)))
-
-
 @pytest.fixture
 def checkpoint(tmp_path):
     """A whole one, of two shards."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}')
-    (folder / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}}}')
-    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}}')
-    (folder / "chat_template.jinja").write_text(CHATML)
-    safetensors(folder / "1.safetensors", ["a", "b"])
-    safetensors(folder / "2.safetensors", ["c"])
-    index = {"weight_map": {"a": "1.safetensors", "b": "1.safetensors", "c": "2.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder
+    return checkpoints.write(tmp_path / "model")
 
 
 def look(folder: pathlib.Path) -> dict[str, doctor.Finding]:
@@ -70,11 +51,12 @@ def test_a_whole_checkpoint_is_ok(checkpoint):
         ("chat_template.jinja", "{% if %}", "chat template", "line 1"),
         ("chat_template.jinja", "{{ nothing.there }}", "chat template", "undefined"),
         ("chat_template.jinja", "always the same", "chat template", "leaves out"),
-        ("2.safetensors", None, "weights", "2.safetensors is missing"),
-        ("2.safetensors", "version https://git-lfs.github.com/spec/v1\n", "weights", "Git LFS pointer"),
-        ("2.safetensors", "x" * 20, "weights", "cut off"),
-        ("2.safetensors", "", "weights", "2.safetensors"),
-        ("model.safetensors.index.json", "{}", "weights", "names no tensors"),
+        (checkpoints.SHARDS[1], None, "weights", f"{checkpoints.SHARDS[1]} is missing"),
+        (checkpoints.SHARDS[1], "version https://git-lfs.github.com/spec/v1\n", "weights", "Git LFS pointer"),
+        (checkpoints.SHARDS[1], "x" * 20, "weights", "cut off"),
+        (checkpoints.SHARDS[1], "", "weights", checkpoints.SHARDS[1]),
+        ("model.safetensors.index.json", "{}", "weights", "no index of tensors"),
+        ("model.safetensors.index.json", '{"weight_map": {}}', "weights", "names no tensors"),
     ],
 )
 def test_what_is_broken_fails_and_is_named(checkpoint, name, content, finding, words):
@@ -86,11 +68,11 @@ def test_what_is_broken_fails_and_is_named(checkpoint, name, content, finding, w
 
 
 def test_a_shard_cut_off_or_with_a_tensor_too_few(checkpoint):
-    whole = (checkpoint / "1.safetensors").read_bytes()
-    (checkpoint / "1.safetensors").write_bytes(whole[:-1])
-    assert f"{len(whole) - 1} bytes instead of {len(whole)}" in look(checkpoint)["weights"].detail
-    safetensors(checkpoint / "1.safetensors", ["a"])
-    assert "1.safetensors lacks b" in look(checkpoint)["weights"].detail
+    whole = (checkpoint / checkpoints.SHARDS[0]).read_bytes()
+    (checkpoint / checkpoints.SHARDS[0]).write_bytes(whole[:-1])
+    assert f"{len(whole) - 1:,} bytes instead of {len(whole):,}" in look(checkpoint)["weights"].detail
+    checkpoints.write_shard(checkpoint / checkpoints.SHARDS[0], {"model.norm.weight": (16,)})
+    assert f"{checkpoints.SHARDS[0]} lacks lm_head.weight and 12 more" in look(checkpoint)["weights"].detail
 
 
 def test_chat_templates_that_are_absent_or_rewrite_history_are_warned_of(checkpoint):

@@ -328,14 +328,14 @@ def test_sources_that_cannot_be_converted_are_refused(source, tmp_path, capsys):
     index = json.loads((source / INDEX).read_text())
     index["weight_map"]["lost.weight"] = "model-00002-of-00003.safetensors"
     (source / INDEX).write_text(json.dumps(index))
-    assert "lost.weight is in" in refused(capsys, 3, "hf-to-fp8", source, save)
+    assert "lacks lost.weight" in refused(capsys, 3, "hf-to-fp8", source, save)
     (source / "model-00002-of-00003.safetensors").unlink()
     assert "model-00002-of-00003.safetensors" in refused(capsys, 3, "hf-to-fp8", source, save)
     (source / "model-00002-of-00003.safetensors").write_bytes(b"x" * 100)
-    assert "damaged" in refused(capsys, 3, "hf-to-fp8", source, save)
+    assert "cut off" in refused(capsys, 3, "hf-to-fp8", source, save)
     (source / INDEX).write_text('{"weight_map": {"a": "../a.safetensors"}}')
-    assert "not an index" in refused(capsys, 3, "hf-to-fp8", source, save)
-    assert "no such file" in refused(capsys, 3, "hf-to-fp8", tmp_path / "nowhere", save)
+    assert "not a file beside it" in refused(capsys, 3, "hf-to-fp8", source, save)
+    assert "no such folder" in refused(capsys, 3, "hf-to-fp8", tmp_path / "nowhere", save)
     assert not save.exists()
 
 

@@ -1,0 +1,112 @@
+"""What the safetensors files of an HF folder hold, from their headers and their index: no tensor is read.
+Torch-free.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import struct
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+STATE = "conversion.json"
+"""Is there for as long as `slime convert` has not ended what it writes into the folder."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """One tensor of a file."""
+
+    file: str
+    dtype: str
+    """As safetensors spells it: ``BF16``, ``F8_E4M3``."""
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """Of all files that belong to the checkpoint."""
+
+    tensors: dict[str, Held]
+    files: tuple[str, ...]
+    unlisted: frozenset[str]
+    """Tensors that lie in a file and not in the index that there is: those who read by the index don't find them."""
+    size: int
+    """Bytes of all files."""
+
+
+def read(folder: str | os.PathLike) -> Contents:
+    """Every file of the index, or all there are without one. Raises ValueError for what is damaged, missing or there
+    twice.
+    """
+    folder = pathlib.Path(folder)
+    wanted = _wanted(folder)
+    tensors: dict[str, Held] = {}
+    problems = []
+    for file in sorted(wanted):
+        try:
+            found = header(folder / file)
+            if lost := sorted(wanted[file] - found.keys()):
+                raise ValueError(f"{file} lacks {lost[0]}" + (f" and {len(lost) - 1} more" if len(lost) > 1 else ""))
+            if twice := sorted(found.keys() & tensors.keys()):
+                raise ValueError(f"{twice[0]} is in {tensors[twice[0]].file} and in {file}")
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        tensors |= {name: Held(file, entry["dtype"], tuple(entry["shape"])) for name, entry in found.items()}
+    if problems:
+        raise ValueError(problems[0] + (f" (and {len(problems) - 1} more files)" if len(problems) > 1 else ""))
+    listed = set().union(*wanted.values())
+    unlisted = frozenset(tensors.keys() - listed) if (folder / INDEX).is_file() else frozenset()
+    return Contents(tensors, tuple(sorted(wanted)), unlisted, sum((folder / file).stat().st_size for file in wanted))
+
+
+def _wanted(folder: pathlib.Path) -> dict[str, set[str]]:
+    """File -> the tensors that the index puts in it. The index goes first: a folder may hold the weights twice."""
+    index = folder / INDEX
+    if not index.exists():
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+        if not names:
+            raise ValueError(f"no *.safetensors in {folder}")
+        return {name: set() for name in (["model.safetensors"] if "model.safetensors" in names else names)}
+    try:
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
+        wanted: dict[str, set[str]] = {}
+        for tensor, file in listed:
+            if pathlib.PurePath(file).name != file:
+                raise ValueError(f"{file} is not a file beside it")
+            wanted.setdefault(file, set()).add(tensor)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{INDEX} is no index of tensors ({error!r})") from None
+    if not wanted:
+        raise ValueError(f"{INDEX} names no tensors")
+    return wanted
+
+
+def header(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Name -> ``dtype``, ``shape`` and ``data_offsets``. Raises ValueError when the file is not there, is not whole
+    or is no such file.
+    """
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            head = file.read(8)
+            if head == b"version ":
+                raise ValueError(f"{path.name} is a Git LFS pointer, not the file (git lfs pull)")
+            length = struct.unpack("<Q", head)[0]
+            if length > size:
+                raise ValueError(f"{path.name} is cut off or no safetensors file")
+            found = json.loads(file.read(length))
+        found.pop("__metadata__", None)
+        end = 8 + length + max((entry["data_offsets"][1] for entry in found.values()), default=0)
+        _ = [(entry["dtype"], tuple(entry["shape"])) for entry in found.values()]
+    except FileNotFoundError:
+        raise ValueError(f"{path.name} is missing") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path.name}: its header is no JSON ({error})") from None
+    except (OSError, struct.error, UnicodeDecodeError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"{path.name} is damaged or no safetensors file ({error!r})") from None
+    if end != size:
+        raise ValueError(f"{path.name} has {size:,} bytes instead of {end:,}")
+    return found
