@@ -10,6 +10,7 @@ from typing import Any
 
 from slime_cli.errors import UsageError, together
 from slime_cli.options import catalogue, own
+from slime_cli.options.characters import absent
 from slime_cli.options.managed import refusal
 from slime_cli.options.not_yet import NOT_YET
 from slime_cli.options.spec import UNSET, Option, check_passable, from_words, from_yaml
@@ -162,7 +163,8 @@ def from_map(maps: dict[str, Any], where: str) -> Layer:
     """Reads the section maps of a profile or stage; keys other than sections are the caller's. ``where``: the file."""
     layer: Layer = {}
     for section in SECTIONS:
-        entries = maps.get(section) or {}
+        entries = maps.get(section)
+        entries = {} if absent(entries) else entries
         if not isinstance(entries, dict):
             raise UsageError(f"{where}: `{section}` must be a map of options, got {entries!r}")
         for key, value in entries.items():

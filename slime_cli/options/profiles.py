@@ -6,12 +6,12 @@ people.
 """
 
 import difflib
-import functools
 import pathlib
 from dataclasses import dataclass
 from typing import Any
 
 from slime_cli.errors import UsageError
+from slime_cli.options import characters
 from slime_cli.options.layers import SECTIONS, Layer, close_names, from_map, suggestion
 
 FOLDER = pathlib.Path(__file__).parents[1] / "profiles"
@@ -30,30 +30,6 @@ class Profile:
     layer: Layer
     stages: tuple[dict[str, Any], ...]
     """As written: ``name`` and section maps. Every entry has passed :func:`from_map`."""
-
-
-@functools.cache
-def _loader() -> type:
-    """YAML in which only true and false are booleans (``trace: off`` is text), and a key twice is an error.
-
-    Made when first used: importing yaml takes as long as all the rest of a resolution.
-    """
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node, deep=False):
-            seen = set()
-            for key, _ in node.value:
-                if str(key.value) in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is there twice", key.start_mark)
-                seen.add(str(key.value))
-            return super().construct_mapping(node, deep)
-
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in found if not (tag.endswith(":bool") and first not in "tTfF")]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    return Loader
 
 
 def available() -> dict[str, list[str]]:
@@ -81,16 +57,12 @@ def find(name: str) -> pathlib.Path:
 
 def load(name: str) -> Profile:
     """Finds, reads and checks a profile."""
-    import yaml
-
     path = find(name)
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
-    content = {} if content is None else content
+    content = characters.read(path, str(path))
+    content = {} if characters.absent(content) else content
     _check_keys(content, (*SECTIONS, "stages", "description"), str(path))
-    stages = content.get("stages") or []
+    stages = content.get("stages")
+    stages = [] if characters.absent(stages) else stages
     if not isinstance(stages, list):
         raise UsageError(f"{path}: `stages` must be a list, got {stages!r}")
     named = []
@@ -98,7 +70,7 @@ def load(name: str) -> Profile:
         where = f"{path}: stage {number + 1}"
         _check_keys(stage, (*SECTIONS, "name"), where)
         from_map(stage, where)
-        named.append({**stage, "name": str(stage.get("name", f"stage-{number + 1}"))})
+        named.append({**stage, "name": str(stage.get("name") or f"stage-{number + 1}")})
     return Profile(name, path, str(content.get("description", "")).strip(), from_map(content, str(path)), tuple(named))
 
 

@@ -8,10 +8,10 @@ megatron:
 ```
 """
 
-import pathlib
 from typing import Any
 
 from slime_cli.errors import UsageError
+from slime_cli.options import characters
 from slime_cli.options.layers import from_map
 from slime_cli.options.spec import UNSET
 
@@ -20,12 +20,7 @@ ROLES = ("critic",)
 
 def read(path: str, role: str) -> dict[str, Any]:
     """Options by dest that the file gives ``role``; none when it does not name it. Raises UsageError for what does not fit."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--megatron-config-path {path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    content = characters.read(path, f"--megatron-config-path {path}")
     entries = content.get("megatron") if isinstance(content, dict) and set(content) == {"megatron"} else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"--megatron-config-path {path}: must hold `megatron:` with a list of maps", "each with `role:` and Megatron options")

@@ -7,11 +7,13 @@ these return: the genuine parser, given :func:`to_words` of the value, stores th
 
 import dataclasses
 import json
+import math
 import re
 from decimal import Decimal
 from typing import Any
 
 from slime_cli.errors import UsageError
+from slime_cli.options.characters import BOOLEANS, Plain, absent, as_json
 
 UNSET = type("Unset", (), {"__repr__": lambda self: "UNSET"})()
 """What a profile's ``flag: false`` or ``--flag=false`` gives: the flag is taken back, the default holds."""
@@ -74,21 +76,25 @@ def from_words(option: Option, words: list[str], where: str) -> Any:
 
 
 def from_yaml(option: Option, key: str, value: Any, where: str) -> Any:
-    """The value that a profile's ``key: value`` means; UNSET for a flag with ``false``. ``key`` has hyphens."""
+    """The value that a profile's ``key: value`` means; UNSET for a flag with ``false`` and for an entry with nothing.
+
+    ``key`` has hyphens, ``value`` is what :mod:`slime_cli.options.characters` reads, or Python's own.
+    """
     if not option.takes_value:
-        if not isinstance(value, bool):
-            raise UsageError(f"{where} is a flag and takes true (given) or false (not given), got {value!r}")
-        return option.set_by(f"--{key}") if value else UNSET
-    if value is None:
+        given = BOOLEANS.get(value) if isinstance(value, str) else value
+        if not isinstance(given, bool):
+            raise UsageError(f"{where} is a flag and takes true (given) or false (not given), got {_written(value)!r}")
+        return option.set_by(f"--{key}") if given else UNSET
+    if absent(value):
         return UNSET
     if isinstance(value, list) and option.action == "append":
         items = [item if isinstance(item, list) else [item] for item in value]
-        return [from_words(option, [_text(option, word) for word in item], where)[0] for item in items]
-    if isinstance(value, list) and (option.many or option.type == "other"):
-        return from_words(option, [_text(option, item) for item in value] if option.many else [str(value)], where)
-    if isinstance(value, (list, dict)) and option.type != "json":
-        raise UsageError(f"{where} takes {_kind(option)}, got {value!r}")
-    return from_words(option, [_text(option, value)], where)
+        return [from_words(option, [_word(option, word, where) for word in item], where)[0] for item in items]
+    if isinstance(value, list) and option.many:
+        return from_words(option, [_word(option, item, where) for item in value], where)
+    if isinstance(value, list) and option.type == "other":
+        return from_words(option, [_written(value)], where)
+    return from_words(option, [_word(option, value, where)], where)
 
 
 def to_words(option: Option, value: Any) -> list[str]:
@@ -129,15 +135,21 @@ def _convert(option: Option, word: str, where: str) -> Any:
     try:
         if option.type == "int":
             return int(word)
-        if option.type == "float":
+        if option.type == "float" and not math.isnan(float(word)):
             return float(word)
         if option.type == "json":
-            return json.loads(word)
+            return json.loads(word, parse_constant=_no_number)
     except ValueError:
-        raise UsageError(f"{where} takes {_kind(option)}, got {word!r}") from None
+        pass
+    if option.type in ("int", "float", "json"):
+        raise UsageError(f"{where} takes {_kind(option)}, got {word!r}")
     if option.type == "other" and word.removeprefix("-").isdecimal() and str(int(word)) == word:
         return int(word)
     return word
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _kind(option: Option) -> str:
@@ -145,11 +157,25 @@ def _kind(option: Option) -> str:
     return f"a list, each item {one}" if option.many else one
 
 
-def _text(option: Option, value: Any) -> str:
+def _word(option: Option, value: Any, where: str) -> str:
     """A YAML scalar (or, for json, any value) as the word one would type."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value) if option.type == "json" or isinstance(value, bool) else str(value)
+    empty = isinstance(value, Plain) and not value
+    if isinstance(value, str) and not empty:
+        return str(value)
+    if option.type == "json":
+        return json.dumps(as_json(value))
+    if isinstance(value, bool | int | float):
+        return _written(value)
+    raise UsageError(f"{where} takes {_kind(option)}, got {_written(value)}", 'write "" for an empty text' * empty)
+
+
+def _written(value: Any) -> str:
+    """A value from YAML as it could be written there on one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_written(item)}' for key, item in value.items())}}}"
+    return str(value).lower() if isinstance(value, bool) else str(value) or "nothing"
 
 
 def _argv_text(option: Option, value: Any) -> str:

@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+from typing import Any
 from urllib.parse import parse_qsl
 
 from slime_cli.errors import UsageError
@@ -36,36 +37,29 @@ MODELS: dict[str, tuple[str, dict]] = {
 """Name -> prefix of transformers' classes, and fields of its config beside ``SHAPE``."""
 
 
+def config(uri: str) -> dict[str, Any]:
+    """The fields of its ``config.json`` that say what the model is. Torch-free; raises UsageError for a bad URI."""
+    prefix, settings, _ = _read(uri)
+    return {"architectures": [f"{prefix}ForCausalLM"], "vocab_size": VOCABULARY, **settings}
+
+
 def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     """Makes the checkpoint at ``folder`` unless it is there already; returns the folder. Raises UsageError for a bad URI."""
     folder = pathlib.Path(folder)
     if (folder / "config.json").exists():
         return folder
-    name, _, query = uri.removeprefix(PREFIX).partition("?")
-    if name not in MODELS:
-        raise UsageError(f"--hf-checkpoint {uri}: no tiny model {name!r}", f"there are {', '.join(PREFIX + m for m in MODELS)}")
+    prefix, settings, seed = _read(uri)
     import torch
     import transformers
-    import yaml
 
     transformers.utils.logging.disable_progress_bar()
-
-    given = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
-    seed = given.pop("seed", 0)
-    prefix, own = MODELS[name]
-    defaults = SHAPE | own
-    unknown = sorted(set(given) - set(defaults))
-    if unknown:
-        raise UsageError(f"--hf-checkpoint {uri}: unknown field {unknown[0]}", f"fields: {', '.join(defaults)}, seed")
     tokenizer = _tokenizer()
-    settings = defaults | given
-    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
-    config = getattr(transformers, f"{prefix}Config")(
+    described = getattr(transformers, f"{prefix}Config")(
         vocab_size=VOCABULARY, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
         dtype="float32", **settings,
     )  # fmt: skip
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(described)
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.")
     model.save_pretrained(building)
@@ -73,6 +67,32 @@ def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(building, folder)
     return folder
+
+
+def _read(uri: str) -> tuple[str, dict[str, Any], int]:
+    """Prefix of the classes, fields of the config, seed."""
+    name, _, query = uri.removeprefix(PREFIX).partition("?")
+    if name not in MODELS:
+        known = ", ".join(PREFIX + model for model in MODELS)
+        raise UsageError(f"--hf-checkpoint {uri}: no tiny model {name!r}", f"there are {known}")
+    prefix, own = MODELS[name]
+    fields = SHAPE | own | {"seed": 0}
+    fields |= {key: _typed(uri, fields, key, text) for key, text in parse_qsl(query, keep_blank_values=True)}
+    seed = fields.pop("seed")
+    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": fields.pop("rope_theta")}
+    return prefix, fields, seed
+
+
+def _typed(uri: str, fields: dict[str, Any], name: str, text: str) -> int | float | bool:
+    """A query argument as the kind of number that its field holds."""
+    if name not in fields:
+        raise UsageError(f"--hf-checkpoint {uri}: unknown field {name}", f"fields: {', '.join(fields)}")
+    kind = type(fields[name])
+    try:
+        return {"true": True, "false": False}[text] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise UsageError(f"--hf-checkpoint {uri}: {name} takes {wanted}, got {text!r}") from None
 
 
 def _tokenizer():

@@ -34,7 +34,7 @@ def test_a_sound_run_has_no_warnings():
         ("--actor-num-gpus-per-node 3", "--global-batch-size 32 is not a multiple of data parallel 3"),
         ("--use-dynamic-batch-size", "needs --max-tokens-per-gpu"),
         ("--rollout-temperature 0", "--rollout-temperature is 0.0"),
-        ("--rollout-temperature nan", "--rollout-temperature is nan"),
+        ("--rollout-temperature nan", "--rollout-temperature takes a number, got 'nan'"),
         ("--rollout-endpoint e --colocate", "exclude each other"),
         ("--eval-interval 2", "--eval-interval without --eval-prompt-data"),
         ("--eval-prompt-data a b c --eval-interval 2", "give pairs"),

@@ -40,5 +40,5 @@ def test_what_does_not_fit_is_named(tmp_path, text, words):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(UsageError, match="not readable"):
+    with pytest.raises(UsageError, match="cannot be read"):
         roles.read(str(tmp_path / "none.yaml"), "critic")
