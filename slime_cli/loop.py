@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Callable
 
 from slime_cli import manifests
+from slime_cli import run_dir as folders
 from slime_cli.cluster.cluster import Cluster
 from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
@@ -38,16 +39,9 @@ class Conductor:
         self.endpoint: manifests.Endpoint | None = None
         self.model = ""
 
-    def stages(self) -> list:
-        """(name, options, folder) of each stage."""
-        if not self.resolved.stages:
-            return [("train", self.resolved, self.run_dir)]
-        named = [(stage["name"], self.resolved.for_stage(i)) for i, stage in enumerate(self.resolved.stages)]
-        return [(name, options, self.run_dir / name) for name, options in named]
-
     def run(self, conclude: Callable[[list[Stage]], dict]) -> dict:
         """Every stage to its end; what ``conclude`` makes of the finished stages, before anything is stopped."""
-        stages, finished = self.stages(), []
+        stages, finished = folders.stages(self.resolved, self.run_dir), []
         with contextlib.ExitStack() as stack:
             stack.callback(self.tracer.close)
             self.screen.say("starting Ray")

@@ -5,19 +5,66 @@ stage's own things (journal.sqlite, rollouts/, checkpoints/, weights/, eval/) ar
 a run without stages.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
 import platform
+import socket
 import time
+from collections.abc import Iterator
 
 import slime_cli
 from slime_cli import installed, manifests
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
+from slime_cli.options.resolve import Resolved
 
-NOT_IDENTITY = {"run_dir", "rollout_endpoint", "opd_teacher_url", "opd_teacher_timeout", "trace", "sglang_router_ip", "sglang_router_port"}
-"""Options that may differ between attempts: they say where, not what."""
+JOURNAL, METRICS, LOCK = "journal.sqlite", "metrics.jsonl", ".lock"
+StageOf = tuple[str, Resolved, pathlib.Path]
+"""Name, options and folder of a stage."""
+NOT_IDENTITY = {"run_dir", "on_damaged_checkpoint", "rollout_endpoint", "opd_teacher_url", "opd_teacher_timeout", "trace", "sglang_router_ip", "sglang_router_port"}
+"""Options that may differ between attempts: they say where, not what, or what a resume does."""
+
+
+def stages(resolved: Resolved, run_dir: pathlib.Path) -> list[StageOf]:
+    """The stages of a run in order; one called train where the profile names none."""
+    if not resolved.stages:
+        return [("train", resolved, run_dir)]
+    return [(stage["name"], resolved.for_stage(i), run_dir / stage["name"]) for i, stage in enumerate(resolved.stages)]
+
+
+@contextlib.contextmanager
+def alone(folder: pathlib.Path) -> Iterator[None]:
+    """This process is the only one to run ``folder``, until it ends, however that is. Raises UsageError when there is another."""
+    fd = _lock(folder, os.O_CREAT)
+    try:
+        os.ftruncate(fd, 0)
+        os.write(fd, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        os.close(fd)
+
+
+def refuse_second(folder: pathlib.Path) -> None:
+    """Raises UsageError when another process runs ``folder``. Changes nothing."""
+    with contextlib.suppress(OSError):  # none has run there, or nobody can: that is said where it is claimed
+        os.close(_lock(folder, 0))
+
+
+def _lock(folder: pathlib.Path, flags: int) -> int:
+    # A POSIX lock, as the journal's: it ends with the process even when a child that was forked lives on.
+    fd = os.open(folder / LOCK, os.O_RDWR | flags, 0o644)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(fd, 200).decode(errors="replace").strip()
+        os.close(fd)
+        raise UsageError(
+            f"--run-dir {folder}: {holder or 'another process'} is running it", "wait for it or stop it, or choose another --run-dir"
+        ) from None
+    return fd
 
 
 def versions() -> dict[str, str]:
@@ -26,9 +73,8 @@ def versions() -> dict[str, str]:
     return own | {name: found for name in installed.TESTED if (found := installed.version(name))}
 
 
-def claim(resolved, folder: str | os.PathLike) -> manifests.Run:
-    """Writes or updates ``run.json``. Raises UsageError when the folder cannot be used or belongs to another configuration."""
-    folder = pathlib.Path(folder)
+def make(folder: pathlib.Path) -> None:
+    """Raises UsageError when the folder cannot be made or written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -36,6 +82,11 @@ def claim(resolved, folder: str | os.PathLike) -> manifests.Run:
         probe.unlink()
     except OSError as error:
         raise UsageError(f"--run-dir {folder}: cannot write there ({error.strerror})", "choose a folder that you may write to") from None
+
+
+def claim(resolved, folder: str | os.PathLike) -> manifests.Run:
+    """Writes or updates ``run.json``. Raises UsageError when the folder belongs to another configuration."""
+    folder = pathlib.Path(folder)
     options = json.loads(json.dumps({name: getattr(resolved, name) for name in ("slime", "megatron", "sglang", "router", "stages")}, default=str))
     path = folder / "run.json"
     attempt, created = 1, time.time()

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime_cli.buffer.journal import Journal
+from slime_cli.buffer.journal import Commit, Journal
 from slime_cli.errors import UsageError
 from slime_cli.manifests import checkpoints
 
@@ -36,6 +36,17 @@ class Saving:
     """Of the stage so far."""
     stopped: bool
     """``--stop-at-loss`` was reached in it."""
+
+
+def reference_due(s: dict[str, Any], rollout_id: int) -> bool:
+    """``--ref-update-interval``: the policy as saved after this rollout becomes the reference."""
+    interval = s["ref_update_interval"]
+    return s["loss_type"] != "sft_loss" and bool(interval) and (rollout_id + 1) % interval == 0
+
+
+def reference(s: dict[str, Any], commits: Sequence[Commit]) -> str | None:
+    """The checkpoint that became the reference last; None before the first time."""
+    return next((c.checkpoint for c in reversed(commits) if reference_due(s, c.rollout_id)), None)
 
 
 class Saver:
@@ -94,13 +105,11 @@ class Saver:
         return self._saving.steps if self._saving else []
 
     def reference_due(self, rollout_id: int) -> bool:
-        """``--ref-update-interval``: the policy as saved after this rollout becomes the reference."""
-        interval = self.s["ref_update_interval"]
-        return self.s["loss_type"] != "sft_loss" and bool(interval) and (rollout_id + 1) % interval == 0
+        return reference_due(self.s, rollout_id)
 
     def updated_reference(self) -> str | None:
         """The checkpoint that became the reference last; None before the first time."""
-        return next((c.checkpoint for c in reversed(self.journal.commits()) if self.reference_due(c.rollout_id)), None)
+        return reference(self.s, self.journal.commits())
 
     def _outdated(self) -> list[str]:
         """Checkpoints of this stage that nothing needs any more. Others beside them are somebody else's."""

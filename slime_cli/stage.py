@@ -9,7 +9,7 @@ import json
 import pathlib
 import time
 
-from slime_cli import manifests, publishing
+from slime_cli import manifests, publishing, resuming
 from slime_cli.buffer.batch import TrainBatch, file_hash, read_parquet, rollout_folder, to_parquet
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.journal import Journal
@@ -24,7 +24,7 @@ from slime_cli.rollout.chat import Renderer, check_lengths
 from slime_cli.rollout.evaluate import evaluate
 from slime_cli.rollout.generate import Generator
 from slime_cli.rollout.teacher import Teacher
-from slime_cli.run_dir import append_line
+from slime_cli.run_dir import JOURNAL, METRICS, append_line
 from slime_cli.saving import Saver
 from slime_cli.training import packing
 from slime_cli.training.advantages import execution_rewards, groups_without_spread
@@ -122,7 +122,7 @@ class Stage:
         if self.source.skipped:
             bad = self.source.skipped[0]
             self.say(f"{len(self.source.skipped)} bad rows skipped, the first: {bad.file}:{bad.row}: {bad.field}: {bad.reason}")
-        self.journal = Journal(self.folder / "journal.sqlite")
+        self.journal = Journal(self.folder / JOURNAL)
         known, found = self.journal.get("source"), self.source.fingerprint()
         if known is not None and known != found:
             raise DataError(f"{s['prompt_data']} changed since this run began", "restore the data or start another --run-dir")
@@ -145,32 +145,29 @@ class Stage:
         with self.span("begin_stage"):
             settings = Settings.from_options(s)
             self.trainers.begin_stage(self._megatron_argv(), settings, self.conductor.model, self._critic_argv() if settings.critic else None)
-            start = self.start_from
-            if start is None and (root := self._start_root()):
-                start = str(checkpoints.complete(root, self.say))
+            start = None
+            if resuming.needs_start(s, self.journal.commits()):
+                start = self.start_from or resuming.start(s, self.say)
             others = {}
             if settings.reference:
                 others["reference"] = self.saver.updated_reference() or (s["ref_load"] if s["load"] else None)
             if settings.use_opd and settings.opd_type == "megatron":
                 others["teacher"] = s["opd_teacher_load"]
+            if start or not committed:
+                self.say(f"{self.name}: the weights of {start or self.conductor.model}")
             if start:
                 self.trainers.call("load", start, True)
             for name, root in others.items():
-                self.trainers.call("keep", name, root and str(checkpoints.complete(root, self.say)))
+                path = root and str(checkpoints.complete(root, self.say))
+                if path:
+                    self.say(f"{self.name}: the {name}'s weights are those of {path}")
+                self.trainers.call("keep", name, path)
             if behind and settings.keep_old_actor:
                 self.trainers.call("load_published", str(behind))
                 self.trainers.call("keep", "old_actor")
             if committed:
-                if found := checkpoints.damage(committed.checkpoint):
-                    fix = f"restore it, or start another --run-dir with --load {self.saver.root}, which takes the newest whole one"
-                    raise DataError(f"{committed.checkpoint}, which the journal's last commit is in, is damaged: {found}", fix)
                 self.trainers.call("load", committed.checkpoint, False)
-                self.say(f"{self.name}: resumed at step {committed.step}, {len(self.buffer.recovery.replay)} batch(es) to train again")
-
-    def _start_root(self) -> str | None:
-        """``--load``, or ``--ref-load`` when the former holds no checkpoint yet, not even a damaged one."""
-        load, fallback = self.s["load"], self.s["ref_load"]
-        return fallback if not load or fallback and not checkpoints.any_in(load) else load
+                self.say(f"{self.name}: resumed at step {committed.step} from {committed.checkpoint}, {len(self.buffer.recovery.replay)} batch(es) to train again")
 
     def _routed_experts_shape(self) -> list[int] | None:
         """[layers, experts a token] with ``--use-rollout-routing-replay``."""
@@ -214,13 +211,18 @@ class Stage:
             for part in steps:
                 self.step += 1
                 self.saver.trained(self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part)))
-            stopped = self._low_enough({f"train/{k}": v for k, v in found.items()})
+            publishes = self.policy and publishing.due(self.s, rollout_id, self._num_rollouts())
+            line = self._line(rollout_id, samples, batch, dropped, found, publishes)
+            line["seconds"] = time.time() - begun
+            self.journal.line(rollout_id, line)  # before the commit: what a kill leaves out of the file is made from it
+            stopped = self._low_enough(line)
             if last or stopped or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0 or self.saver.reference_due(rollout_id):
                 self.saver.save(seconds=self.seconds(), stopped=stopped)
-            if self.policy and publishing.due(self.s, rollout_id, self._num_rollouts()):
+            if publishes:
                 self._publish()
-            line = self._line(rollout_id, samples, batch, dropped, found, time.time() - begun)
-        append_line(self.conductor.run_dir / "metrics.jsonl", line)
+        line["seconds"] = time.time() - begun
+        self.journal.line(rollout_id, line)
+        append_line(self.conductor.run_dir / METRICS, line)
         if self.policy and publishing.evaluated(self.s, rollout_id) and not last:
             self._evaluate()
         return line
@@ -304,13 +306,13 @@ class Stage:
             group.pending = []
         return groups, collections.Counter()
 
-    def _line(self, rollout_id, samples, batch, dropped, found, seconds) -> dict:
+    def _line(self, rollout_id, samples, batch, dropped, found, publishes: bool) -> dict:
         reward_N, first_N = execution_rewards(batch.rewards_N, batch.sample_index_N)
         rewards = reward_N[first_N].tolist()
         line = {
             "stage": self.name, "rollout_id": rollout_id, "step": self.step,
-            "weight_version": self.version if self.policy else version_name(self.step),
-            "seconds": seconds, "samples": len(samples), "executions": len(rewards), "dropped": dict(dropped),
+            "weight_version": version_name(self.step) if publishes or not self.policy else self.version,
+            "seconds": 0.0, "samples": len(samples), "executions": len(rewards), "dropped": dict(dropped),
             "skipped_prompts": self.buffer.skipped,
         }  # fmt: skip
         if self.policy:

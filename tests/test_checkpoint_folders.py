@@ -17,6 +17,7 @@ def make(root, iteration: int, **files: int):
         iteration=iteration, dtype="float32", layout={}, files=files,
     )  # fmt: skip
     manifests.write(folder / checkpoints.MANIFEST, manifest)
+    (root / checkpoints.TRACKER).write_text(str(iteration))
     return folder
 
 
@@ -62,3 +63,44 @@ def test_the_folder_that_was_named_is_taken_or_refused_but_never_another(tmp_pat
 def test_no_checkpoint_at_all(tmp_path):
     with pytest.raises(DataError, match="no complete checkpoint there"):
         checkpoints.complete(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "cannot be read"), ("", "is empty"), ("\x00\xff4", "says '"), ("2.5", "says '2.5'"), ("2", "says '2'; --ckpt-step 2 takes that one")]
+)
+def test_a_tracker_file_that_is_broken_or_names_another_is_told_and_the_newest_whole_one_taken(tmp_path, text, said):
+    make(tmp_path, 2, weights=7)
+    newest = make(tmp_path, 4, weights=7)
+    tracker, told = tmp_path / checkpoints.TRACKER, []
+    tracker.unlink() if text is None else tracker.write_text(text, encoding="latin-1")
+    assert checkpoints.complete(tmp_path, told.append) == newest
+    assert len(told) == 1 and f"{tracker} {said}" in told[0] and f"taking the newest whole checkpoint, {newest}" in told[0]
+
+
+def test_the_tracker_file_of_a_converted_model_says_release(tmp_path):
+    start = make(tmp_path, 0, weights=7)
+    (tmp_path / checkpoints.TRACKER).write_text("release\n")
+    told = []
+    assert checkpoints.complete(tmp_path, told.append) == start and not told
+
+
+def test_a_step_that_is_asked_for_is_taken_whatever_is_newer(tmp_path):
+    first, second = make(tmp_path, 2, weights=7), make(tmp_path, 4, weights=7)
+    told = []
+    assert checkpoints.complete(tmp_path, told.append, 2) == first and not told
+    assert checkpoints.complete(second, told.append, 4) == second and not told
+
+
+def test_a_step_that_is_not_there_or_not_whole_is_refused_with_those_that_are(tmp_path):
+    make(tmp_path, 2, weights=7)
+    make(tmp_path, 4, weights=7)
+    cut(make(tmp_path, 6, weights=7))
+    for step, said in ((3, "there is no such checkpoint"), (6, "weights has 3 bytes of 7")):
+        with pytest.raises(DataError, match=f"--ckpt-step {step}: .*iter_000000{step}: {said}") as error:
+            checkpoints.complete(tmp_path, step=step)
+        assert error.value.fix == "whole ones are there of step 2, 4"
+    with pytest.raises(DataError, match="is the checkpoint of another step"):
+        checkpoints.complete(checkpoints.folder(tmp_path, 4), step=2)
+    with pytest.raises(DataError) as error:
+        checkpoints.complete(tmp_path / "none", step=2)
+    assert error.value.fix == "no whole checkpoint is there"

@@ -6,6 +6,8 @@ import types
 
 import pytest
 
+from slime_cli import resuming
+from slime_cli import stage as stage_module
 from slime_cli.buffer.batch import rollout_folder
 from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.journal import Journal
@@ -110,12 +112,21 @@ def test_fewer_samples_than_steps_end_the_run_before_it_trains(stage):
     assert not hasattr(stage.trainers, "batch")
 
 
-def test_ref_load_is_the_start_while_load_holds_no_checkpoint(stage, tmp_path):
-    stage.s.update(load=str(tmp_path / "load"), ref_load="reference")
-    assert stage._start_root() == "reference"
-    (tmp_path / "load" / "iter_0000004").mkdir(parents=True)
-    assert stage._start_root() == stage.s["load"], "damaged or not: it is not passed over without a word"
-    stage.s.update(ref_load=None)
-    assert stage._start_root() == stage.s["load"]
-    stage.s.update(load=None)
-    assert stage._start_root() is None
+@pytest.mark.parametrize("moment", ["_publish", "append_line"])
+def test_a_rollout_that_is_committed_has_its_line_whenever_it_is_killed(stage, tmp_path, monkeypatch, moment):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stage if moment == "_publish" else stage_module, moment, killed)
+    with pytest.raises(KeyboardInterrupt):
+        stage._rollout(0, last=True)
+    assert [c.rollout_id for c in stage.journal.commits()] == [0, 0] and not (tmp_path / "metrics.jsonl").exists()
+    resuming.write_metrics(tmp_path, {"train": stage.journal})
+    (line,) = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert line == stage.journal.lines()[0] and line["samples"] == 7 and line["seconds"] > 0
+    assert line["weight_version"] == "v000002", "the version that the engines get after this rollout"
+
+
+def test_the_line_in_the_file_is_the_journal_s(stage, tmp_path):
+    line = stage._rollout(0, last=True)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == json.loads(json.dumps(line)) == stage.journal.lines()[0]

@@ -7,6 +7,10 @@ into moves, is counted and is recovered as one. Invariants:
   any other move raises ValueError naming the sample and changes nothing: each method is one transaction;
 * TRAINED is entered only by :meth:`Journal.commit`, together with the step, weight version and durable checkpoint, and
   once per sample: ``trained`` is append-only and unique by sample, whatever ``samples`` says;
+* TRAINED is left only by :meth:`Journal.roll_back`, when the checkpoint of a commit is lost and with it what the training did.
+  Nothing is taken out of ``commits`` and ``trained`` then: a row of ``rollbacks`` says which of theirs no longer stand, and a
+  sample is trained at most once among those that do;
+* the metrics of a rollout are in it before the rollout is committed, so ``metrics.jsonl`` can be made from it;
 * the prompt cursor moves in the transaction that leases the rows it passed, so a row is neither lost nor dealt twice;
 * dispatched = trained + dropped + in flight: the left side is counted when dealt, the right from where samples are.
 
@@ -16,6 +20,7 @@ one is fsynced, and with it everything older.
 
 import collections
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -30,12 +35,15 @@ from typing import Any
 from slime_cli.buffer.records import (
     SCHEMA,
     SOURCES,
+    UPGRADES,
+    VERSION,
     Commit,
     Lease,
     Ledger,
     OpenGroup,
     Record,
     Recovery,
+    Rollback,
     check_version,
     decode,
     encode,
@@ -49,7 +57,9 @@ from slime_cli.buffer.records import (
 from slime_cli.buffer.types import Fate, PromptRow, Sample, executions
 from slime_cli.errors import DataError, UsageError
 
-__all__ = ["SOURCES", "Commit", "Journal", "Lease", "Ledger", "OpenGroup", "Record", "Recovery"]
+__all__ = ["SOURCES", "Commit", "Journal", "Lease", "Ledger", "OpenGroup", "Record", "Recovery", "Rollback"]
+
+_COMMITS = "SELECT step, rollout_id, weight_version, checkpoint, samples, time FROM standing_commits"
 
 
 class Journal:
@@ -67,10 +77,15 @@ class Journal:
         self._db.execute("PRAGMA cache_size=-32768")
         self._db.execute("PRAGMA wal_autocheckpoint=4000")
         self._db.execute("PRAGMA journal_size_limit=67108864")  # a burst of large payloads must not leave a large WAL
-        if not check_version(self._db, self.path):
+        version = check_version(self._db, self.path)
+        if version < VERSION:
             with self._transaction():
-                for statement in statements(SCHEMA):
-                    self._db.execute(statement)
+                self._bring_up(version)
+
+    def _bring_up(self, version: int) -> None:
+        """An empty journal (0), or an older one, to what this slime writes."""
+        for statement in statements(UPGRADES[version] if version else SCHEMA):
+            self._db.execute(statement)
 
     @classmethod
     def open_readonly(cls, path: str | os.PathLike) -> "Journal":
@@ -95,8 +110,19 @@ class Journal:
                 if not version:
                     self._db.close()
                     raise DataError(f"{path}: the journal is empty", "the run was stopped before its first rollout")
+                if version < VERSION:
+                    self._read_a_newer_copy(version)
                 return self
         raise AssertionError("unreachable")
+
+    def _read_a_newer_copy(self, version: int) -> None:
+        """In memory: an older journal of a run that nobody goes on with stays as it is."""
+        copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._db.backup(copy)
+        self._db.close()
+        self._db = copy
+        self._bring_up(version)
+        self._db.execute("PRAGMA query_only=ON")
 
     def _lock_out_others(self) -> int:
         # A POSIX lock, not flock: it ends with this process even when a forked child lives on.
@@ -197,13 +223,38 @@ class Journal:
                 with self._transaction() as db:
                     self._move(Fate.TRAINED, moves, "step = ?, weight_version = ?")
                     try:
-                        db.executemany("INSERT INTO trained VALUES(?,?)", [(i, step) for step, _, i in moves])
-                        rows = [(step, rollout, v, checkpoint, len(ids), now) for step, rollout, v, ids in steps]
-                        db.executemany("INSERT INTO commits VALUES(?,?,?,?,?,?)", rows)
+                        era = self._era()
+                        db.executemany("INSERT INTO trained VALUES(?,?,?)", [(i, era, step) for step, _, i in moves])
+                        rows = [(step, era, rollout, v, checkpoint, len(ids), now) for step, rollout, v, ids in steps]
+                        db.executemany("INSERT INTO commits VALUES(?,?,?,?,?,?,?)", rows)
                     except sqlite3.IntegrityError as error:
                         raise ValueError(f"steps {[s[0] for s in steps]}: committed before ({error})") from error
             finally:
                 self._db.execute("PRAGMA synchronous=NORMAL")
+
+    def roll_back(self, to_step: int, reason: str, lost: Iterable[int] = ()) -> Rollback:
+        """Commits after ``to_step`` (0: all) no longer stand, for their checkpoints are lost: what they trained is BATCHED again.
+
+        Samples of the rollouts ``lost``, whose batches are gone, are dropped as ``batch_lost``.
+        """
+        with self._transaction() as db:
+            last = self._last_commit()
+            if last is None or last.step <= to_step or to_step and not any(c.step == to_step for c in self.commits()):
+                raise ValueError(f"no rollback from step {last and last.step} to step {to_step}")
+            undone = "(fate = 'TRAINED' AND step > ?)"
+            gone = f"({undone} OR fate = 'BATCHED') AND rollout_id IN ({', '.join(str(int(r)) for r in lost)})"
+            clear = "step = NULL, weight_version = NULL"
+            dropped = db.execute(f"UPDATE samples SET fate = 'DROPPED', reason = 'batch_lost', {clear} WHERE {gone}", (to_step,)).rowcount
+            again = db.execute(f"UPDATE samples SET fate = 'BATCHED', {clear} WHERE {undone}", (to_step,)).rowcount
+            found = Rollback(last.step, to_step, reason, again, dropped, time.time())
+            db.execute("INSERT INTO rollbacks VALUES(?,?,?,?,?,?,?)", (self._era() + 1, *dataclasses.astuple(found)))
+            db.execute("DELETE FROM state WHERE key IN ('finished', 'stopped')")  # in the rollout that is trained again
+            return found
+
+    def line(self, rollout_id: int, values: dict[str, Any]) -> None:
+        """The metrics of a rollout, over what they were before."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO lines VALUES(?,?)", (rollout_id, json.dumps(values, default=plain)))
 
     def put(self, key: str, value: Any) -> None:
         """Keeps a JSON value of the caller's under ``key``."""
@@ -244,8 +295,9 @@ class Journal:
         """One consistent look, also while another process writes."""
         with self._transaction("BEGIN") as db:
             fates = db.execute("SELECT fate, COALESCE(reason, ''), COUNT(*) FROM samples GROUP BY 1, 2").fetchall()
-            twice = "SELECT COALESCE(SUM(n - 1), 0) FROM (SELECT COUNT(*) AS n FROM trained GROUP BY sample_index)"
-            claims = "SELECT COALESCE(SUM(samples), 0) FROM commits"
+            twice = "SELECT COALESCE(SUM(n - 1), 0) FROM (SELECT COUNT(*) AS n FROM standing_trained GROUP BY sample_index)"
+            claims = "SELECT COALESCE(SUM(samples), 0) FROM standing_commits"
+            rollbacks = db.execute("SELECT from_step, to_step, reason, again, dropped, time FROM rollbacks ORDER BY era")
             return Ledger(
                 dispatched=self._get("dispatched", 0),
                 trained=sum(n for fate, _, n in fates if fate == Fate.TRAINED.value),
@@ -253,6 +305,7 @@ class Journal:
                 in_flight={fate: n for fate, _, n in fates if fate not in (Fate.TRAINED.value, Fate.DROPPED.value)},
                 trained_twice=db.execute(twice).fetchone()[0],
                 committed=db.execute(claims).fetchone()[0],
+                rollbacks=tuple(Rollback(*row) for row in rollbacks),
             )
 
     def record(self, sample_index: int) -> Record | None:
@@ -264,16 +317,24 @@ class Journal:
                 " WHERE sample_index = ?",
                 (sample_index,),
             ).fetchone()
+            steps = self._db.execute("SELECT step FROM trained WHERE sample_index = ? ORDER BY era", (sample_index,)).fetchall()
         if row is None:
             return None
         *head, fate, reason, rollout_id, step, version, attempts, reward, prompt = row
+        undone = tuple(s for (s,) in (steps[:-1] if fate == Fate.TRAINED.value else steps))
         reward = json.loads(reward) if isinstance(reward, str) else reward
         row = PromptRow(**decode(prompt))
-        return Record(*head, Fate(fate), reason, rollout_id, step, version, attempts, reward, row)
+        return Record(*head, Fate(fate), reason, rollout_id, step, version, undone, attempts, reward, row)
 
     def commits(self) -> list[Commit]:
+        """Those that stand, by step."""
         with self._mutex:
-            return [Commit(*row) for row in self._db.execute("SELECT * FROM commits ORDER BY step")]
+            return [Commit(*row) for row in self._db.execute(f"{_COMMITS} ORDER BY step")]
+
+    def lines(self) -> dict[int, dict[str, Any]]:
+        """Rollout id -> its metrics, of committed rollouts and of later ones."""
+        with self._mutex:
+            return {r: json.loads(line) for r, line in self._db.execute("SELECT rollout_id, line FROM lines ORDER BY 1")}
 
     # ---- inside a transaction ----
 
@@ -318,8 +379,11 @@ class Journal:
         return default if row is None else json.loads(row[0])
 
     def _last_commit(self) -> Commit | None:
-        row = self._db.execute("SELECT * FROM commits ORDER BY step DESC LIMIT 1").fetchone()
+        row = self._db.execute(f"{_COMMITS} ORDER BY step DESC LIMIT 1").fetchone()
         return Commit(*row) if row else None
+
+    def _era(self) -> int:
+        return self._db.execute("SELECT COALESCE(MAX(era), 0) FROM rollbacks").fetchone()[0]
 
     def _open_groups(self) -> tuple[OpenGroup, ...]:
         rows = self._db.execute(

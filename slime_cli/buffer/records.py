@@ -15,7 +15,28 @@ import msgspec
 from slime_cli.buffer.types import Fate, PromptRow, Sample
 from slime_cli.errors import DataError
 
-VERSION = 1
+VERSION = 2
+
+_TRAININGS = f"""
+CREATE TABLE commits(
+    step INTEGER NOT NULL, era INTEGER NOT NULL, rollout_id INTEGER NOT NULL, weight_version TEXT NOT NULL, checkpoint TEXT NOT NULL,
+    samples INTEGER NOT NULL, time REAL NOT NULL, PRIMARY KEY(step, era));
+CREATE TABLE trained(
+    sample_index INTEGER NOT NULL, era INTEGER NOT NULL, step INTEGER NOT NULL, PRIMARY KEY(sample_index, era)) WITHOUT ROWID;
+CREATE TABLE rollbacks(
+    era INTEGER PRIMARY KEY, from_step INTEGER NOT NULL, to_step INTEGER NOT NULL, reason TEXT NOT NULL, again INTEGER NOT NULL,
+    dropped INTEGER NOT NULL, time REAL NOT NULL);
+{"".join(f"""
+CREATE TRIGGER {table}_never_{word} BEFORE {verb} ON {table} BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END;"""
+    for table in ("commits", "trained", "rollbacks") for word, verb in (("changes", "UPDATE"), ("shrinks", "DELETE")))}
+{"".join(f"""
+CREATE VIEW standing_{table} AS SELECT * FROM {table} AS t
+    WHERE NOT EXISTS (SELECT 1 FROM rollbacks AS r WHERE r.era > t.era AND r.to_step < t.step);"""
+    for table in ("commits", "trained"))}
+CREATE TABLE lines(rollout_id INTEGER PRIMARY KEY, line TEXT NOT NULL);
+PRAGMA user_version = {VERSION};
+"""
+"""An era is the time between two rollbacks. What was committed in one stands until a later rollback goes back behind its step."""
 
 SCHEMA = f"""
 CREATE TABLE groups(
@@ -25,15 +46,23 @@ CREATE TABLE samples(
     sample_index INTEGER PRIMARY KEY, group_index INTEGER NOT NULL REFERENCES groups, position INTEGER NOT NULL,
     fate TEXT NOT NULL, reason TEXT, rollout_id INTEGER, step INTEGER, weight_version TEXT,
     attempts INTEGER NOT NULL DEFAULT 1, reward, payload BLOB);
-CREATE TABLE commits(
-    step INTEGER PRIMARY KEY, rollout_id INTEGER NOT NULL, weight_version TEXT NOT NULL, checkpoint TEXT NOT NULL,
-    samples INTEGER NOT NULL, time REAL NOT NULL);
-CREATE TABLE trained(sample_index INTEGER PRIMARY KEY, step INTEGER NOT NULL);
-CREATE TRIGGER trained_never_changes BEFORE UPDATE ON trained BEGIN SELECT RAISE(ABORT, 'trained is append-only'); END;
-CREATE TRIGGER trained_never_shrinks BEFORE DELETE ON trained BEGIN SELECT RAISE(ABORT, 'trained is append-only'); END;
 CREATE TABLE state(key TEXT PRIMARY KEY, value TEXT NOT NULL);
-PRAGMA user_version = {VERSION};
+{_TRAININGS}"""
+
+UPGRADES = {
+    1: f"""
+DROP TRIGGER trained_never_changes;
+DROP TRIGGER trained_never_shrinks;
+ALTER TABLE commits RENAME TO commits_1;
+ALTER TABLE trained RENAME TO trained_1;
+{_TRAININGS}
+INSERT INTO commits SELECT step, 0, rollout_id, weight_version, checkpoint, samples, time FROM commits_1;
+INSERT INTO trained SELECT sample_index, 0, step FROM trained_1;
+DROP TABLE commits_1;
+DROP TABLE trained_1;
 """
+}
+"""Version of an older journal -> what makes the present one of it."""
 
 _UNFINISHED = (Fate.PENDING, Fate.LEASED, Fate.GENERATED)
 
@@ -96,6 +125,22 @@ class Recovery:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Rollback:
+    """Commits that no longer stand, because their checkpoint is lost."""
+
+    from_step: int
+    to_step: int
+    """The commit that training went on from; 0 for the stage's begin."""
+    reason: str
+    again: int
+    """Samples whose training was undone and that were handed out to be trained again, from their batches."""
+    dropped: int
+    """Samples whose batches were gone as well."""
+    time: float
+    """Unix seconds."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Ledger:
     """The conservation law in figures."""
 
@@ -106,8 +151,10 @@ class Ledger:
     in_flight: dict[str, int]
     """By fate; fates without samples are left out."""
     trained_twice: int
+    """Trainings beyond the first of a sample, those that a rollback undid left out."""
     committed: int
-    """Samples that the commits claim; equals ``trained``."""
+    """Samples that the standing commits claim; equals ``trained``."""
+    rollbacks: tuple[Rollback, ...] = ()
 
     @property
     def balanced(self) -> bool:
@@ -130,6 +177,8 @@ class Record:
     rollout_id: int | None
     step: int | None
     weight_version: str | None
+    undone: tuple[int, ...]
+    """Steps that trained it before and that a rollback undid."""
     attempts: int
     """Times that its generation was started."""
     reward: float | dict[str, Any] | list | None

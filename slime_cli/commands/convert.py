@@ -47,6 +47,7 @@ def dist_to_hf(
     context: typer.Context,
     load: Annotated[pathlib.Path, typer.Option("--load", help="An iter_NNNNNNN folder, or the folder above it: the newest.")],
     save: Annotated[pathlib.Path, typer.Option("--save", help="Folder to write the Hugging Face model into.")],
+    ckpt_step: Annotated[int | None, typer.Option("--ckpt-step", help="The step of the checkpoint [the newest whole one].")] = None,
     origin: Annotated[
         pathlib.Path | None, typer.Option("--origin-hf-dir", help="Config and tokenizer from here [the model it came from].")
     ] = None,
@@ -54,11 +55,13 @@ def dist_to_hf(
     force: Force = False,
 ) -> None:
     """Write a Megatron checkpoint's weights as an HF model."""
+    from slime_cli.manifests import checkpoints
     from slime_cli.weights import convert
 
     with _screen() as say:
         megatron = _megatron(context.args, profile or [], say)
-        target, iteration = convert.dist_to_hf(load, save, origin=origin, megatron=megatron, force=force, say=say)
+        found = checkpoints.complete(load, say, ckpt_step)
+        target, iteration = convert.dist_to_hf(found, save, origin=origin, megatron=megatron, force=force, say=say)
         say(f"done: {target} ({_size(target)}), weights of iteration {iteration}")
 
 

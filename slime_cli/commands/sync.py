@@ -5,6 +5,7 @@ import pathlib
 
 from slime_cli import manifests
 from slime_cli.errors import DataError, UsageError
+from slime_cli.manifests import checkpoints
 
 
 def run(argv: list[str]) -> int:
@@ -12,6 +13,7 @@ def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="slime sync", description=__doc__.replace("``", ""), allow_abbrev=False)
     parser.add_argument("--load", required=True, metavar="DIR", help="a torch_dist or HF checkpoint, or a published weights/vNNNNNN")
     parser.add_argument("--rollout-endpoint", required=True, metavar="FILE", help="endpoint.json that serve-rollout wrote")
+    parser.add_argument("--ckpt-step", type=int, metavar="N", help="step of the checkpoint in --load (default: the newest whole one)")
     parser.add_argument("--publish", metavar="DIR", help="where the version is written (default: weights/ beside endpoint.json)")
     parser.add_argument("--weight-version", metavar="NAME", help="name that engines report (default: from the checkpoint's step)")
     args = parser.parse_args(argv)
@@ -38,14 +40,17 @@ def _published(args, screen) -> tuple[pathlib.Path, str]:
     source = pathlib.Path(args.load)
     if not source.exists():
         raise DataError(f"--load {source}: no such folder", "point at a checkpoint or a published version")
+    is_checkpoint = (source / "checkpoint.json").exists() or any(source.glob("iter_*"))
+    if args.ckpt_step is not None and not is_checkpoint:
+        raise UsageError(f"--ckpt-step {args.ckpt_step}: --load {source} holds no torch_dist checkpoints", "leave it out")
     if (source / "manifest.json").exists():
         return source, args.weight_version or manifests.read(source / "manifest.json", manifests.Weights).version
     root = pathlib.Path(args.publish or pathlib.Path(args.rollout_endpoint).parent / "weights")
     hf, step = source, 0
-    if (source / "checkpoint.json").exists() or list(source.glob("iter_*")):
+    if is_checkpoint:
         from slime_cli.weights import convert
 
-        hf, step = convert.as_hf(source, root / "hf", say=screen.say)
+        hf, step = convert.as_hf(checkpoints.complete(source, screen.say, args.ckpt_step), root / "hf", say=screen.say)
     elif not (source / "config.json").exists():
         raise UsageError(f"--load {source}: neither a torch_dist nor an HF checkpoint", "slime convert makes either")
     from safetensors import safe_open

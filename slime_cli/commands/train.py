@@ -33,12 +33,27 @@ def run(argv: list[str]) -> int:
         return _dry_run(resolved, warnings, line.verbose)
     installed.require(*installed.TESTED)
     run_dir = pathlib.Path(resolved.slime["run_dir"] or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+
     from slime_cli import run_dir as folders
     from slime_cli.screen import Screen
 
+    folders.refuse_second(run_dir)
     screen = Screen()
     _check_model(resolved, screen.say)
     _check_data(resolved)
+
+    from slime_cli import resuming
+
+    resuming.check_starts(folders.stages(resolved, run_dir))
+    folders.make(run_dir)
+    with folders.alone(run_dir):
+        return _train(resolved, run_dir, warnings, screen)
+
+
+def _train(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], screen) -> int:
+    from slime_cli import resuming
+    from slime_cli import run_dir as folders
+
     for warning in warnings:
         screen.warn(warning)
     claimed = folders.claim(resolved, run_dir)
@@ -51,6 +66,7 @@ def run(argv: list[str]) -> int:
         report.show(screen.console, run_dir, json.loads(finished.read_text()))
         return 0
     signal.signal(signal.SIGTERM, _interrupt)
+    resuming.prepare(folders.stages(resolved, run_dir), run_dir, screen.say)
 
     from slime_cli import report
     from slime_cli.loop import Conductor

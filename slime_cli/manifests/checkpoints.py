@@ -8,6 +8,8 @@ from slime_cli import manifests
 from slime_cli.errors import DataError
 
 MANIFEST = "checkpoint.json"
+TRACKER = "latest_checkpointed_iteration.txt"
+"""Megatron's, beside the checkpoints: which iteration is the newest. Written for others; nothing here depends on it."""
 
 
 def folder(root: str | os.PathLike, iteration: int) -> pathlib.Path:
@@ -17,6 +19,12 @@ def folder(root: str | os.PathLike, iteration: int) -> pathlib.Path:
 def iterations(root: str | os.PathLike) -> list[int]:
     """Complete checkpoints under ``root``, oldest first."""
     return sorted(int(p.parent.name[5:]) for p in pathlib.Path(root).glob(f"iter_*/{MANIFEST}"))
+
+
+def critic(checkpoint: str | os.PathLike) -> pathlib.Path:
+    """Where the critic of a policy's checkpoint is saved."""
+    path = pathlib.Path(checkpoint)
+    return path.parent / "critic" / path.name
 
 
 def any_in(path: str | os.PathLike) -> bool:
@@ -42,12 +50,17 @@ def damage(checkpoint: str | os.PathLike) -> str:
     return ""
 
 
-def complete(path: str | os.PathLike, say: Callable[[str], None] = lambda text: None) -> pathlib.Path:
-    """The checkpoint folder that ``path`` is, or the newest whole one in it; ``say`` is told of newer ones that are not.
+def complete(
+    path: str | os.PathLike, say: Callable[[str], None] = lambda text: None, step: int | None = None, option: str = "--ckpt-step"
+) -> pathlib.Path:
+    """The checkpoint folder that ``path`` is, or the newest whole one in it, or the one of ``step``; ``say`` is told of newer ones
+    that are not whole, and of a tracker file that says something else.
 
     Raises DataError when there is none.
     """
     path = pathlib.Path(path).resolve()
+    if step is not None:
+        return _of_step(path, step, option)
     if (path / MANIFEST).is_file():
         candidates = [path]
     else:
@@ -57,9 +70,38 @@ def complete(path: str | os.PathLike, say: Callable[[str], None] = lambda text: 
         if not (found := damage(candidate)):
             for text in passed:
                 say(f"passed over {text}; taking {candidate}")
+            if candidate != path and not passed and (text := _tracker_differs(path, candidate, option)):
+                say(text)
             return candidate
         passed.append(f"{candidate}: {found}")
     raise DataError(
         f"{path}: no complete checkpoint there ({'; '.join(passed) or MANIFEST + ' is missing'})",
         "give an iter_NNNNNNN folder or the one above; slime convert hf-to-dist makes one",
     )
+
+
+def _of_step(path: pathlib.Path, step: int, option: str) -> pathlib.Path:
+    root = path.parent if (path / MANIFEST).is_file() else path
+    found, wanted = [i for i in iterations(root) if not damage(folder(root, i))], folder(root, step)
+    if root != path and path != wanted:
+        raise DataError(f"{option} {step}: {path} is the checkpoint of another step", f"leave {option} out, or give {root}")
+    if step not in found:
+        why = damage(wanted) if wanted.exists() else "there is no such checkpoint"
+        have = f"whole ones are there of step {', '.join(map(str, found))}" if found else "no whole checkpoint is there"
+        raise DataError(f"{option} {step}: {wanted}: {why}", have)
+    return wanted
+
+
+def _tracker_differs(root: pathlib.Path, taken: pathlib.Path, option: str) -> str:
+    """What to say when Megatron's tracker file does not name the checkpoint that is taken; an empty string when it does."""
+    try:
+        text = (root / TRACKER).read_text(errors="replace").strip()
+    except OSError as error:
+        said = f"cannot be read ({error.strerror})"
+    else:
+        iteration = 0 if text == "release" else int(text) if text.isascii() and text.isdigit() else None
+        if iteration == int(taken.name[5:]):
+            return ""
+        other = f"; {option} {iteration} takes that one" if iteration in iterations(root) else ""
+        said = f"says {text[:40]!r}{other}" if text else "is empty"
+    return f"{root / TRACKER} {said}; taking the newest whole checkpoint, {taken}"

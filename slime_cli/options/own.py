@@ -51,6 +51,9 @@ _CLUSTER = (
 _MODEL = (
     ("--hf-checkpoint", "str", None, "Folder of the Hugging Face model: engine weights, tokenizer and chat template."),
     ("--load", "str", None, "Checkpoint folder to start or resume the trainer from."),
+    ("--ckpt-step", "int", None, "Step of the checkpoint in --load to start from; the newest whole one when not given."),
+    ("--on-damaged-checkpoint", "str", "fail", "What a resume does when its newest checkpoint is damaged: it ends, or goes back to the newest whole one.",
+     {"choices": ("fail", "rollback")}),  # fmt: skip
     ("--ref-load", "str", None, "Checkpoint of the reference model; also the start when --load holds none yet."),
     ("--save", "str", None, "Folder for the trainer's checkpoints; in it, one for each stage where there are several."),
     ("--save-interval", "int", None, "Rollout steps between two checkpoints."),
@@ -236,6 +239,7 @@ OPTIONS: tuple[OwnOption, ...] = tuple(
 
 OWN_OVER_MEGATRON = {
     "--load": "slime finds the step to resume by its journal, then hands Megatron the folder",
+    "--ckpt-step": "slime checks that the checkpoint is there and whole before anything starts",
     "--save": "slime commits a checkpoint together with the journal",
     "--save-interval": "slime counts rollout steps, Megatron optimizer steps",
     "--eval-interval": "slime evaluates by generating answers, Megatron by a validation loss",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import time
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -31,7 +32,7 @@ def total(parts: dict[str, Ledger]) -> Ledger:
         for field, counts in maps.items():
             for key, count in getattr(ledger, field).items():
                 counts[key] = counts.get(key, 0) + count
-    return Ledger(**sums, **maps)
+    return Ledger(**sums, **maps, rollbacks=tuple(r for ledger in parts.values() for r in ledger.rollbacks))
 
 
 def balanced(parts: dict[str, Ledger]) -> bool:
@@ -49,6 +50,16 @@ def sentence(ledger: Ledger, holds: bool) -> str:
         f" + {dropped:,} dropped{f' ({drops})' if drops else ''}"
         f" + {in_flight:,} in flight{f' ({flying})' if flying else ''}: {'holds' if holds else 'DOES NOT HOLD'}"
     )
+
+
+def rollbacks(stage: str, ledger: Ledger) -> list[str]:
+    """What commits no longer stand, why, and what became of their samples; a line each."""
+    where = f"stage {stage}: " if stage else ""
+    return [
+        f"{where}rolled back from step {r.from_step} to {r.to_step} on {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(r.time))}:"
+        f" {r.again:,} samples given to be trained again, {r.dropped:,} dropped (batch_lost); {r.reason}"
+        for r in ledger.rollbacks
+    ]
 
 
 def problems(stage: str, ledger: Ledger) -> list[str]:
@@ -76,6 +87,7 @@ def render(parts: dict[str, Ledger]) -> RenderableType:
         verdict = Text("holds", "green") if holds else Text("DOES NOT HOLD", "bold red")
         table.add_row(stage or "run", *(f"{cell:,}" for cell in cells), f"{ledger.trained_twice:,}", verdict)
     lines = [Text(sentence(total(parts), balanced(parts)))]
+    lines += [Text(line) for stage, ledger in parts.items() for line in rollbacks(stage, ledger)]
     lines += [Text(problem, "red") for stage, ledger in parts.items() for problem in problems(stage, ledger)]
     return Group(table, *lines)
 
@@ -119,6 +131,7 @@ def render_record(stage: str, record: Record) -> RenderableType:
         "reward": record.reward,
         "rollout": record.rollout_id,
         "step": record.step,
+        "trained before": ", ".join(f"in step {step}, undone by a rollback" for step in record.undone),
         "weight version": record.weight_version,
     }
     for name, value in cells.items():

@@ -12,6 +12,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Iterator
 
 import msgspec
@@ -91,24 +92,33 @@ def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_
         raise DataError(f"{path}: format is {manifest.format}, not torch_dist", "slime convert hf-to-dist makes one")
     if damage := checkpoints.damage(path):
         raise DataError(f"{path}: damaged: {damage}", "restore it, or give another checkpoint")
-    tracker = path.parent / "latest_checkpointed_iteration.txt"
-    if manifest.iteration == 0 and tracker.exists() and tracker.read_text().strip() not in ("0", "release"):
-        raise DataError(f"{path}: Megatron cannot load iteration 0 beside later ones", "move it into a folder of its own")
-    args.load, args.ckpt_step = str(path.parent), manifest.iteration
     args.finetune = args.no_load_optim = args.no_load_rng = weights_only
     args.exit_on_missing_checkpoint = True
     with contextlib.ExitStack() as stack:
         if not weights_only:
             _check_resumable(args, path)
             stack.enter_context(_state_to_load_into(args, optimizer))
+        args.load, args.ckpt_step = str(stack.enter_context(_by_itself(path, manifest.iteration))), manifest.iteration
         stack.enter_context(torch.no_grad())
         stack.enter_context(contextlib.redirect_stdout(None))
         load_checkpoint(model, optimizer if not weights_only else None, scheduler if not weights_only else None)
+    args.load = str(path.parent)
     if weights_only:
         optimizer.reload_model_params()
     else:
         _restore_steps(optimizer)
     return manifest.iteration
+
+
+@contextlib.contextmanager
+def _by_itself(path: pathlib.Path, iteration: int) -> Iterator[pathlib.Path]:
+    """A folder with this checkpoint and a tracker file that names it. Megatron looks for the latter first: it ends the process where the
+    file is emptied or gone, and does not take iteration 0 where it names a later one."""
+    with tempfile.TemporaryDirectory(prefix="slime-load-") as name:
+        root = pathlib.Path(name)
+        checkpoints.folder(root, iteration).symlink_to(path.resolve(), target_is_directory=True)
+        (root / checkpoints.TRACKER).write_text(str(iteration))
+        yield root
 
 
 def _check_resumable(args, path: pathlib.Path) -> None:

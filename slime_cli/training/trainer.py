@@ -10,7 +10,6 @@ import copy
 import functools
 import math
 import operator
-import os
 import pathlib
 import shutil
 import types
@@ -77,7 +76,7 @@ class Trainer:
     def save(self, root: str, manifest: manifests.Checkpoint) -> pathlib.Path:
         """Everything as of :attr:`step`; the folder. With ``--async-save`` it is complete once :meth:`saved` says so."""
         if self.critic:
-            self._saving.append((self.critic.start_saving(_critic_root(root), self.step), manifest))
+            self._saving.append((self.critic.start_saving(checkpoints.critic(checkpoints.folder(root, self.step)).parent, self.step), manifest))
         self._saving.append((self.policy.start_saving(root, self.step), manifest))
         self.saved(wait=not self.args.async_save)
         return checkpoints.folder(root, self.step)
@@ -98,15 +97,14 @@ class Trainer:
             self.step = 0
             self.begin()
         elif self.critic:
-            own = pathlib.Path(path)
-            self.critic.load(_critic_root(own.parent) / own.name, weights_only=False)
+            self.critic.load(checkpoints.critic(path), weights_only=False)
             self.policy.activate()
         return self.step
 
     def remove(self, paths: list[str]) -> None:
         """Removes checkpoints, with their critics'. Rank 0 alone calls it."""
-        for path in map(pathlib.Path, paths):
-            for folder in (path, _critic_root(path.parent) / path.name):
+        for path in paths:
+            for folder in (path, checkpoints.critic(path)):
                 shutil.rmtree(folder, ignore_errors=True)
 
     # -- a rollout ----------------------------------------------------------------------------------------------------
@@ -351,10 +349,6 @@ class Trainer:
             )
         returns_R = np.asarray(data.get("returns", advantages_R), np.float64)
         return shape.masked(advantages_R), shape.masked(returns_R)
-
-
-def _critic_root(root: str | os.PathLike) -> pathlib.Path:
-    return pathlib.Path(root) / "critic"
 
 
 def _untied(args):

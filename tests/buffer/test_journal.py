@@ -168,13 +168,124 @@ def test_numpy_values_of_hooks_are_stored_as_plain_ones(journal):
     assert sample.reward == 0.5 and sample.metadata == {"scores": [0, 1, 2]}
 
 
-def test_trained_is_append_only_whoever_tries(journal):
-    train(journal, deal(journal, 0, 1, 1, 0), 0)
+def test_what_was_committed_is_append_only_whoever_tries(journal):
+    train(journal, deal(journal, 0, 1, 1, 1), 1)
+    journal.roll_back(0, "its checkpoint is lost")
     with sqlite3.connect(journal.path) as other:
-        for statement in ("DELETE FROM trained", "UPDATE trained SET step = 5"):
-            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-                other.execute(statement)
+        for table, column in (("trained", "step"), ("commits", "step"), ("rollbacks", "to_step")):
+            for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET {column} = 5"):
+                with pytest.raises(sqlite3.IntegrityError, match=f"{table} is append-only"):
+                    other.execute(statement)
     other.close()
+
+
+def trained_thrice(journal: Journal) -> list[list[int]]:
+    """Rollouts 1 to 3 of a group of four, each trained in the step of that number and committed."""
+    rollouts = []
+    for step in (1, 2, 3):
+        rollouts.append(deal(journal, step, 1, 4, step))
+        train(journal, rollouts[-1], step)
+    journal.put("finished", True)
+    return rollouts
+
+
+def test_a_rollback_hands_out_again_what_the_lost_commits_trained(journal):
+    first, second, third = trained_thrice(journal)
+    done_ = journal.roll_back(1, "ckpt/3: weights is missing")
+    assert (done_.from_step, done_.to_step, done_.again, done_.dropped) == (3, 1, 8, 0)
+    recovery, ledger = journal.recover(), journal.ledger()
+    assert recovery.committed.checkpoint == "ckpt/1" and recovery.replay == {2: tuple(second), 3: tuple(third)}
+    assert ledger.balanced and (ledger.dispatched, ledger.trained, ledger.in_flight) == (12, 4, {"BATCHED": 8})
+    assert journal.record(third[0]).undone == (3,) and journal.record(first[0]).undone == () and journal.get("finished") is None
+    journal.commit(steps=[(2, 2, "v2", second), (3, 3, "v3", third)], checkpoint="ckpt/3")
+    ledger = journal.ledger()
+    assert ledger.balanced and (ledger.trained, ledger.committed, ledger.trained_twice, ledger.in_flight) == (12, 12, 0, {})
+    assert ledger.rollbacks == (done_,) and [c.step for c in journal.commits()] == [1, 2, 3]
+    assert (journal.record(third[0]).step, journal.record(third[0]).undone) == (3, (3,))
+    with pytest.raises(ValueError, match="can't go TRAINED -> TRAINED"):
+        journal.commit(steps=[(4, 4, "v4", third)], checkpoint="ckpt/4")
+
+
+def test_samples_whose_batch_is_gone_are_dropped_by_a_rollback(journal):
+    _, second, third = trained_thrice(journal)
+    waiting = deal(journal, 9, 1, 4, 4)
+    journal.finish([done(i) for i in waiting])
+    journal.batched(waiting, 4)
+    done_ = journal.roll_back(1, "lost", lost=[3, 4])
+    assert (done_.again, done_.dropped) == (4, 8) and journal.recover().replay == {2: tuple(second)}
+    ledger = journal.ledger()
+    assert ledger.balanced and ledger.dropped == {"batch_lost": 8} and journal.record(third[0]).reason == "batch_lost"
+
+
+def test_a_second_rollback_may_go_behind_the_first_or_to_the_begin(journal):
+    rollouts = trained_thrice(journal)
+    journal.roll_back(2, "lost")
+    journal.commit(steps=[(3, 3, "v3", rollouts[2])], checkpoint="again/3")
+    journal.roll_back(0, "all lost")
+    assert journal.recover().committed is None and journal.commits() == [] and journal.ledger().balanced
+    journal.commit(steps=[(n, n, "v", rollouts[n - 1]) for n in (1, 2, 3)], checkpoint="third/3")
+    ledger = journal.ledger()
+    assert ledger.balanced and ledger.trained == 12 and [r.to_step for r in ledger.rollbacks] == [2, 0]
+    assert journal.record(rollouts[2][0]).undone == (3, 3) and journal.record(rollouts[0][0]).undone == (1,)
+
+
+def test_a_rollback_that_undoes_nothing_or_to_no_commit_is_refused(journal):
+    trained_thrice(journal)
+    before = journal.ledger()
+    for step in (3, 4, 0.5):
+        with pytest.raises(ValueError, match="no rollback from step 3"):
+            journal.roll_back(step, "?")
+    assert journal.ledger() == before
+
+
+OLD = """
+CREATE TABLE groups(group_index INTEGER PRIMARY KEY, source TEXT NOT NULL, row INTEGER NOT NULL, epoch INTEGER NOT NULL, prompt BLOB NOT NULL);
+CREATE TABLE samples(sample_index INTEGER PRIMARY KEY, group_index INTEGER NOT NULL REFERENCES groups, position INTEGER NOT NULL,
+    fate TEXT NOT NULL, reason TEXT, rollout_id INTEGER, step INTEGER, weight_version TEXT, attempts INTEGER NOT NULL DEFAULT 1, reward, payload BLOB);
+CREATE TABLE commits(step INTEGER PRIMARY KEY, rollout_id INTEGER NOT NULL, weight_version TEXT NOT NULL, checkpoint TEXT NOT NULL,
+    samples INTEGER NOT NULL, time REAL NOT NULL);
+CREATE TABLE trained(sample_index INTEGER PRIMARY KEY, step INTEGER NOT NULL);
+CREATE TRIGGER trained_never_changes BEFORE UPDATE ON trained BEGIN SELECT RAISE(ABORT, 'trained is append-only'); END;
+CREATE TRIGGER trained_never_shrinks BEFORE DELETE ON trained BEGIN SELECT RAISE(ABORT, 'trained is append-only'); END;
+CREATE TABLE state(key TEXT PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO groups VALUES(0, 'd.jsonl', 1, 0, x'85a670726f6d7074a171a56c6162656cc0a86d6574616461746180a6736f75726365a7642e6a736f6e6ca3726f7701');
+INSERT INTO samples VALUES(0, 0, 0, 'TRAINED', NULL, 0, 1, 'v1', 1, 0.5, NULL);
+INSERT INTO samples VALUES(1, 0, 1, 'BATCHED', NULL, 1, NULL, NULL, 1, 0.5, NULL);
+INSERT INTO commits VALUES(1, 0, 'v1', 'ckpt/1', 1, 1e9);
+INSERT INTO trained VALUES(0, 1);
+INSERT INTO state VALUES('dispatched', '2');
+PRAGMA user_version = 1;
+"""
+"""A journal of version 1."""
+
+
+def test_an_older_journal_is_read_as_it_is_and_brought_up_by_a_writer(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    db = sqlite3.connect(path)
+    db.executescript(OLD)
+    db.close()
+    before = path.read_bytes()
+    with Journal.open_readonly(path) as reader:
+        assert reader.ledger().balanced and reader.record(0).step == 1 and reader.lines() == {}
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader.put("key", 1)
+    assert path.read_bytes() == before
+    for _ in range(2):
+        with Journal(path) as journal:
+            assert journal.ledger().balanced and journal.recover().replay == {1: (1,)} and journal.commits()[0].checkpoint == "ckpt/1"
+    with Journal(path) as journal:
+        journal.commit(steps=[(2, 1, "v2", [1])], checkpoint="ckpt/2")
+        journal.roll_back(1, "lost")
+        assert journal.ledger().balanced and journal.recover().committed.step == 1
+
+
+def test_lines_of_metrics_are_kept_by_rollout(journal):
+    import numpy
+
+    journal.line(1, {"step": 1, "seconds": 0.0})
+    journal.line(0, {"step": numpy.int64(0)})
+    journal.line(1, {"step": 1, "seconds": 2.5})
+    assert journal.lines() == {0: {"step": 0}, 1: {"step": 1, "seconds": 2.5}}
 
 
 def test_a_tampered_journal_does_not_balance(journal):
@@ -231,11 +342,12 @@ WAYS = {
 @pytest.mark.parametrize("seed", range(8))
 def test_random_histories_agree_with_a_dict(tmp_path, seed):
     """Random legal and illegal calls, reopened and recovered at random; the model is a dict of fates."""
-    rng, model, dealt, step = random.Random(seed), {}, 0, 0
+    rng, model, dealt, step = random.Random(seed), {}, 0, 1
+    trained: dict[int, int] = {}
     dropped: dict[str, int] = {}
     journal = Journal(tmp_path / "j.sqlite")
     for _ in range(250):
-        action = rng.choice([*WAYS, "lease", "recover", "reopen"])
+        action = rng.choice([*WAYS, "lease", "recover", "reopen", "roll_back"])
         some = rng.sample(sorted(model), min(len(model), rng.randint(0, 5)))
         if rng.random() < 0.7:  # mostly what could be legal, or the walk would refuse nearly all
             legal = [i for i in sorted(model) if action in WAYS and model[i] in SOURCES[WAYS[action]]]
@@ -264,6 +376,13 @@ def test_random_histories_agree_with_a_dict(tmp_path, seed):
             replayed = sorted(i for ids in recovery.replay.values() for i in ids)
             assert replayed == sorted(i for i in model if model[i] is Fate.BATCHED)
             assert recovery.next_group_index == dealt and (recovery.cursor or {"row": 0}) == {"row": dealt}
+        elif action == "roll_back":
+            to = rng.choice([0, *[c.step for c in journal.commits()][-3:]])
+            if any(s > to for s in trained.values()):
+                lost = {i for i in trained if trained[i] > to}
+                assert journal.roll_back(to, "lost").again == len(lost)
+                model.update(dict.fromkeys(lost, Fate.BATCHED))
+                trained = {i: s for i, s in trained.items() if s <= to}
         elif action == "reopen":
             journal.close()
             journal = Journal(tmp_path / "j.sqlite")
@@ -272,6 +391,7 @@ def test_random_histories_agree_with_a_dict(tmp_path, seed):
             if all(model[i] in SOURCES[to] for i in some):
                 call()
                 model.update(dict.fromkeys(some, to))
+                trained |= dict.fromkeys(some, step) if action == "commit" else {}
                 step += action == "commit"
                 dropped["filter"] = dropped.get("filter", 0) + (len(some) if action == "drop" else 0)
             else:

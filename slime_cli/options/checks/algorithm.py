@@ -59,6 +59,7 @@ _NEEDS = {
     "opd_kl_coef": ("use_opd",),
     **dict.fromkeys(("opd_type", "opd_teacher_load", "opd_teacher_url"), ("use_opd",)),
     "opd_teacher_timeout": ("opd_teacher_url",),
+    "ckpt_step": ("load",),
 }
 """Option -> options of which one must be given for it to have an effect."""
 
