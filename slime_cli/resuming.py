@@ -15,7 +15,7 @@ from slime_cli import manifests, saving
 from slime_cli.buffer.batch import file_hash, rollout_folder
 from slime_cli.buffer.journal import Commit, Journal, Rollback
 from slime_cli.errors import DataError
-from slime_cli.manifests import checkpoints
+from slime_cli.manifests import checkpoints, pickles
 from slime_cli.run_dir import JOURNAL, METRICS, StageOf
 from slime_cli.tracing.run_dir import metrics_of
 from slime_cli.training.settings import Settings
@@ -42,16 +42,22 @@ def needs_start(s: dict[str, Any], commits: Sequence[Commit]) -> bool:
 
 
 def check_starts(stages: Sequence[StageOf]) -> None:
-    """Raises DataError for a checkpoint that training is to start from and that is not there or not whole."""
+    """Raises DataError for a checkpoint that training is to start from and that is not there, not whole or not safe."""
     for number, (_, options, folder) in enumerate(stages):
         s, commits = options.slime, _commits(folder)
         if number == 0 and needs_start(s, commits):
-            start(s, lambda text: None)
+            _safe(start(s, lambda text: None))
         settings = Settings.from_options(s)
         if settings.reference and s["load"] and s["ref_load"] and saving.reference(s, commits) is None:
-            checkpoints.complete(s["ref_load"])
+            _safe(checkpoints.complete(s["ref_load"]))
         if settings.use_opd and s["opd_teacher_load"]:
-            checkpoints.complete(s["opd_teacher_load"])
+            _safe(checkpoints.complete(s["opd_teacher_load"]))
+
+
+def _safe(checkpoint: str | pathlib.Path | None) -> None:
+    """It may be a stranger's: loading it must run nothing."""
+    if checkpoint:
+        pickles.check(pathlib.Path(checkpoint))
 
 
 def _commits(folder: pathlib.Path) -> list[Commit]:

@@ -59,3 +59,10 @@ def unlist(folder: pathlib.Path, word: str) -> None:
     found = json.loads((folder / INDEX).read_text())
     found["weight_map"] = {name: shard for name, shard in found["weight_map"].items() if word not in name}
     (folder / INDEX).write_text(json.dumps(found))
+
+
+def write_dist(folder: pathlib.Path) -> None:
+    """What says that a folder is a torch_dist checkpoint: one without tensors."""
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+    fields = b"}(U\x13state_dict_metadata}U\x0cstorage_data}u"
+    (folder / ".metadata").write_bytes(b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81" + fields + b"b.")

@@ -5,11 +5,13 @@ import pytest
 from slime_cli import manifests
 from slime_cli.errors import DataError
 from slime_cli.manifests import checkpoints
+from tests.checkpoints import write_dist
 
 
 def make(root, iteration: int, **files: int):
     folder = checkpoints.folder(root, iteration)
     folder.mkdir(parents=True)
+    write_dist(folder)
     for name, size in files.items():
         (folder / name).write_bytes(bytes(size))
     manifest = manifests.Checkpoint(

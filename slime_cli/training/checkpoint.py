@@ -26,7 +26,7 @@ from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 
 from slime_cli import manifests
 from slime_cli.errors import DataError
-from slime_cli.manifests import checkpoints
+from slime_cli.manifests import checkpoints, pickles
 
 
 def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest: manifests.Checkpoint) -> None:
@@ -92,6 +92,7 @@ def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_
         raise DataError(f"{path}: format is {manifest.format}, not torch_dist", "slime convert hf-to-dist makes one")
     if damage := checkpoints.damage(path):
         raise DataError(f"{path}: damaged: {damage}", "restore it, or give another checkpoint")
+    pickles.check(path, own=not weights_only)
     args.finetune = args.no_load_optim = args.no_load_rng = weights_only
     args.exit_on_missing_checkpoint = True
     with contextlib.ExitStack() as stack:

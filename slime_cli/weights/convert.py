@@ -22,7 +22,7 @@ import msgspec
 from slime_cli import errors, installed, manifests, processes
 from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
 from slime_cli.hardware import device as hardware
-from slime_cli.manifests import checkpoints
+from slime_cli.manifests import checkpoints, pickles
 from slime_cli.serving.address import free_port
 from slime_cli.weights import architecture, whole
 from slime_cli.weights.describe import checkpoint_manifest, file_hash
@@ -79,6 +79,7 @@ def dist_to_hf(
     manifest = manifests.read(checkpoint / "checkpoint.json", manifests.Checkpoint)
     if manifest.format != "torch_dist":
         raise DataError(f"{checkpoint}: format is {manifest.format}, not torch_dist", "there is nothing to convert")
+    pickles.check(checkpoint)
     source = pathlib.Path(origin or manifest.source).resolve()
     if not (source / "config.json").is_file():
         fix = "--origin-hf-dir must be a folder with the HF model it came from" if origin else "say where it is: --origin-hf-dir DIR"
