@@ -14,15 +14,16 @@ from slime_cli.buffer.batch import TrainBatch, file_hash, read_parquet, rollout_
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources import open_source
-from slime_cli.buffer.types import Sample, executions
+from slime_cli.buffer.types import PromptRow, RowError, Sample, executions
 from slime_cli.errors import DataError, UsageError
 from slime_cli.manifests import checkpoints
 from slime_cli.options import roles
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import args_namespace
-from slime_cli.rollout.chat import Renderer, check_lengths
+from slime_cli.rollout.chat import Rendered, Renderer, RenderOptions, check_lengths
 from slime_cli.rollout.evaluate import evaluate
 from slime_cli.rollout.generate import Generator
+from slime_cli.rollout.supervised import SupervisedRenderer
 from slime_cli.rollout.teacher import Teacher
 from slime_cli.run_dir import JOURNAL, METRICS, append_line
 from slime_cli.saving import Saver
@@ -107,14 +108,13 @@ class Stage:
 
     def _open(self) -> None:
         s = self.s
-        config = architecture.read_config(self.conductor.model)
-        check_lengths(s["rollout_max_response_len"] if self.policy else None, config.get("max_position_embeddings"), s["rollout_max_prompt_len"])
+        context = architecture.context_length(
+            architecture.read_config(self.conductor.model), self.options.sglang.get("context_length") if self.policy else None
+        )
+        check_lengths(s["rollout_max_response_len"] if self.policy else None, context, s["rollout_max_prompt_len"])
         if self.policy and s["use_top_p_replay"] and s["rollout_top_k"] > (rows := architecture.vocabulary(self.conductor.model)):
             raise UsageError(f"--rollout-top-k {s['rollout_top_k']} with a vocabulary of {rows}", "lower it: the engine is asked for so many tokens")
-        self.renderer = Renderer(
-            self.conductor.model, apply_chat_template=s["apply_chat_template"], template_kwargs=s["apply_chat_template_kwargs"],
-            max_prompt=s["rollout_max_prompt_len"],
-        )  # fmt: skip
+        self.renderer = (Renderer if self.policy else SupervisedRenderer)(self.conductor.model, RenderOptions.of(s, context), self.say)
         self.source = open_source(
             s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], metadata_key=s["metadata_key"],
             tool_key=s["tool_key"], on_bad_row=s["on_bad_row"],
@@ -130,13 +130,14 @@ class Stage:
         self.saver = Saver(s, self.folder, self.conductor.run_dir, self.journal, self.trainers, self.span)
         self.buffer = DataBuffer(
             self.journal, self.source, samples_per_prompt=s["n_samples_per_prompt"], shuffle=s["rollout_shuffle"],
-            seed=s["rollout_seed"], render=self.renderer.prompt,
+            seed=s["rollout_seed"], render=self.renderer.prompt if self.policy else self.renderer.example, on_bad_row=s["on_bad_row"],
+            say=self.say,
         )  # fmt: skip
 
     def _num_rollouts(self) -> int:
         if self.s["num_rollout"] is not None:
             return self.s["num_rollout"]
-        return max(1, len(self.source) * (self.s["num_epoch"] or 1) // self.s["rollout_batch_size"])
+        return self.conductor.rollouts[self.name]
 
     def _prepare_trainers(self, committed, behind: pathlib.Path | None) -> None:
         """Weights: HF, then the stage before (or --load, --ref-load), then this stage's own last commit."""
@@ -299,7 +300,7 @@ class Stage:
         groups = self.buffer.lease(self.s["rollout_batch_size"], rollout_id)
         for group in groups:
             for sample in group.pending:
-                self.renderer.supervised(group.row, group.rendered, sample)
+                group.rendered.fill(sample)
             group.finished += group.pending
         self.journal.finish([s for g in groups for s in g.pending])
         for group in groups:
@@ -313,7 +314,7 @@ class Stage:
             "stage": self.name, "rollout_id": rollout_id, "step": self.step,
             "weight_version": version_name(self.step) if publishes or not self.policy else self.version,
             "seconds": 0.0, "samples": len(samples), "executions": len(rewards), "dropped": dict(dropped),
-            "skipped_prompts": self.buffer.skipped,
+            "skipped_prompts": self.buffer.skipped, "skipped_by_kind": dict(self.buffer.skipped_by_kind),
         }  # fmt: skip
         if self.policy:
             line |= {
@@ -384,10 +385,20 @@ class Stage:
                     tool_key=self.s["tool_key"], on_bad_row=self.s["on_bad_row"],
                 )  # fmt: skip
                 with self.conductor.screen.progress(f"evaluating {name}", len(source)) as advance:
-                    results.append(self.conductor.wait(evaluate(name, source, self.generator, self.renderer.prompt, advance)))
+                    results.append(self.conductor.wait(evaluate(name, source, self.generator, self._eval_prompt, advance)))
         manifests.write_json(path, {"step": self.step, "weight_version": self.version, "results": results})
         for r in results:
             self.say(f"{self.name}: {r['dataset']} at step {self.step}: reward {r['reward_mean']:.3f} over {r['prompts']} prompts")
+
+    def _eval_prompt(self, row: PromptRow) -> Rendered | None:
+        """None for a row that is left out, and counted: too long, or with ``--on-bad-row skip`` unusable."""
+        try:
+            return self.renderer.eval_prompt(row)
+        except RowError as error:
+            if self.s["on_bad_row"] != "skip":
+                raise
+            self.say(f"evaluation leaves out {error.message}")
+            return None
 
     def evaluations(self) -> list[dict]:
         """All evaluations of the stage, by step."""

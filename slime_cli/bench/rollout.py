@@ -11,7 +11,7 @@ from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources import open_source
 from slime_cli.options.resolve import args_namespace, resolve
-from slime_cli.rollout.chat import Renderer
+from slime_cli.rollout.chat import Renderer, RenderOptions
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.generate import Generator
 from slime_cli.rollout.rewards import RewardPool
@@ -38,7 +38,7 @@ def ratio(model: str, folder: pathlib.Path, say) -> dict[str, float]:
 
 async def _measure(options, endpoint, model: str, folder: pathlib.Path) -> dict[str, float]:
     args = args_namespace(options)
-    renderer = Renderer(model, apply_chat_template=True, template_kwargs={}, max_prompt=None)
+    renderer = Renderer(model, RenderOptions(apply_chat_template=True))
     source = open_source(URI)
     buffer = DataBuffer(Journal(folder / "journal.sqlite"), source, samples_per_prompt=4, shuffle=False, seed=0, render=renderer.prompt)
     client = RouterClient(endpoint.router_url, 512)

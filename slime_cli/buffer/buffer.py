@@ -1,9 +1,10 @@
 """The Data Buffer: deals prompt rows out as groups of samples and keeps every one of them in the journal.
 
-One instance a stage, owned by the conductor. Order: a fixed permutation of the source for each epoch (or the source's own
-order), so a resumed run deals on where the cursor stands. Groups that an earlier attempt left open come first.
+One instance a stage, owned by the conductor. Order: a fixed permutation of the source for each epoch (or the source's
+own order), so a resumed run deals on where the cursor stands. Groups that an earlier attempt left open come first.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 import numpy as np
 
 from slime_cli.buffer.journal import Journal
-from slime_cli.buffer.types import PromptRow, Sample
+from slime_cli.buffer.types import PromptRow, RowError, Sample
 from slime_cli.errors import DataError
+
+KIND = "skipped:"
+"""Before a kind of unusable row, in the cursor."""
 
 
 @dataclasses.dataclass
@@ -28,22 +32,38 @@ class Group:
 
 
 class DataBuffer:
-    """``render(row)`` returns what generation needs, or None for a prompt that is too long, which is counted."""
+    """``render(row)`` returns what generation needs, None for a prompt that is too long, which is counted, or raises
+    RowError: it ends the run, or with ``on_bad_row="skip"`` is counted too, and the first of its kind is said."""
 
-    def __init__(self, journal: Journal, source, *, samples_per_prompt: int, shuffle: bool, seed: int, render: Callable):
-        self.journal, self.source, self.render = journal, source, render
+    def __init__(
+        self,
+        journal: Journal,
+        source,
+        *,
+        samples_per_prompt: int,
+        shuffle: bool,
+        seed: int,
+        render: Callable,
+        on_bad_row: str = "fail",
+        say: Callable[[str], None] = print,
+    ):
+        self.journal, self.source, self.render, self.say = journal, source, render, say
+        self.skip_bad_rows = on_bad_row == "skip"
         self.samples_per_prompt, self.shuffle, self.seed = samples_per_prompt, shuffle, seed
         recovery = journal.recover()
         self.recovery = recovery
         cursor = recovery.cursor or {"epoch": 0, "position": 0, "skipped": 0}
         self.epoch, self.position, self.skipped = cursor["epoch"], cursor["position"], cursor["skipped"]
+        kinds = {name.removeprefix(KIND): count for name, count in cursor.items() if name.startswith(KIND)}
+        self.skipped_by_kind = collections.Counter(kinds)
         self._next_group, self._next_sample = recovery.next_group_index, recovery.next_sample_index
         self._order: tuple[int, np.ndarray] | None = None
         self._open = [self._reopen(g) for g in recovery.groups]
 
     @property
     def cursor(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "position": self.position, "skipped": self.skipped}
+        kinds = {f"{KIND}{kind}": count for kind, count in self.skipped_by_kind.items()}
+        return {"epoch": self.epoch, "position": self.position, "skipped": self.skipped, **kinds}
 
     def _reopen(self, group) -> Group:
         rendered = self.render(group.row)
@@ -86,14 +106,30 @@ class DataBuffer:
                 self.epoch, self.position = self.epoch + 1, 0
             row = self.source[self._index()]
             self.position += 1
-            rendered = self.render(row)
+            rendered = self._rendered(row)
             if rendered is not None:
                 return row, rendered
             self.skipped += 1
+        reasons = ", ".join(f"{n} {kind}" for kind, n in self.skipped_by_kind.items())
         raise DataError(
-            f"{self.source.name}: every one of its {len(self.source)} prompts is longer than --rollout-max-prompt-len",
+            f"{self.source.name}: none of its {len(self.source)} rows can be used: {reasons}",
             "raise --rollout-max-prompt-len or choose other data",
         )
+
+    def _rendered(self, row: PromptRow):
+        """None for a row that is passed over."""
+        try:
+            rendered = self.render(row)
+        except RowError as error:
+            if not self.skip_bad_rows:
+                raise
+            if error.kind not in self.skipped_by_kind:
+                self.say(f"passed over, the first of its kind ({error.kind}): {error.message}")
+            self.skipped_by_kind[error.kind] += 1
+            return None
+        if rendered is None:
+            self.skipped_by_kind["too_long"] += 1
+        return rendered
 
     def _index(self) -> int:
         if not self.shuffle:

@@ -1,9 +1,9 @@
 """Chat messages and tools of a row, checked and in one shape. Caller: the row contract of source_base.
 
-After :func:`as_messages` every message has a ``role`` that is one word and a ``content`` that is text or null: a list of
-text parts became its text. Null stands only where a message may say nothing, because it calls tools, reasons, or is the
-answer of a tool; how a template is given it, is the renderer's affair.
-"""
+After :func:`as_messages` every message has a ``role`` that is one word and a ``content`` that is text or null: a list
+of text parts became its text. Null stands only where a message may say nothing, because it calls tools, reasons, or
+is the answer of a tool; the renderer decides how a template is given it. Any other field of a message that is null is
+left out: in the API that such messages come from, ``"tool_calls": null`` means that there are none."""
 
 import re
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 ROLE = re.compile(r"[\w.-]+")
-"""Templates write a role between the characters of a control token; one word cannot close that token and begin another."""
+"""Templates write a role between the characters of a control token; one word cannot close that token and begin
+another."""
 TEXT_PARTS = (None, "text", "input_text", "output_text")
 SAYS_NOTHING = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """Fields beside which a message needs no content."""
@@ -47,6 +48,10 @@ def _message(message: Any, field: str, where: str) -> dict[str, Any]:
     if not ROLE.fullmatch(role):
         raise RowProblem(field, f"{where} has the role {role!r}, which is not one word")
     _check_calls(message.get("tool_calls"), field, where)
+    if message.get("step_loss_mask", 1) not in (0, 1, None):
+        raise RowProblem(
+            field, f"{where} has the step_loss_mask {message['step_loss_mask']!r}, which is neither 0 nor 1"
+        )
     content = message.get("content")
     if isinstance(content, list):
         content = _joined(content, field, where)
@@ -54,7 +59,7 @@ def _message(message: Any, field: str, where: str) -> dict[str, Any]:
         raise RowProblem(field, f"{where} has null as content, not text")
     elif not isinstance(content, str | None):
         raise RowProblem(field, f"{where} has {kind_of(content)} as content, not text")
-    return message | {"content": content}
+    return {key: part for key, part in message.items() if part is not None} | {"content": content}
 
 
 def _joined(parts: list[Any], field: str, where: str) -> str:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from slime_cli.errors import DataError
+
 
 class Status(str, enum.Enum):
     """How generation of a sample ended."""
@@ -49,6 +51,14 @@ class PromptRow:
     """The file or URI that the row came from."""
     row: int
     """1-based line of a JSONL file, or 1-based row of any other source."""
+
+
+class RowError(DataError):
+    """A row that cannot be made into a prompt or an example; ``--on-bad-row skip`` passes it over and counts it by ``kind``."""
+
+    def __init__(self, row: PromptRow, kind: str, reason: str, fix: str):
+        super().__init__(f"{row.source}:{row.row}: {reason}", fix)
+        self.kind = kind
 
 
 PER_TOKEN = ("loss_mask", "rollout_log_probs", "teacher_log_probs")

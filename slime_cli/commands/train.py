@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 
 from slime_cli import installed
-from slime_cli.commands import arguments
+from slime_cli.commands import arguments, train_data
 from slime_cli.errors import Interrupted
 from slime_cli.options import checks
-from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import Resolved, resolve
 
 _HOOKS = {
@@ -40,17 +39,20 @@ def run(argv: list[str]) -> int:
     folders.refuse_second(run_dir)
     screen = Screen()
     _check_model(resolved, screen.say)
-    _check_data(resolved)
+    _check_functions(resolved)
+    rollouts = train_data.check(list(zip(_names(resolved), _stages(resolved), strict=True)), screen.say)
 
     from slime_cli import resuming
 
     resuming.check_starts(folders.stages(resolved, run_dir))
     folders.make(run_dir)
     with folders.alone(run_dir):
-        return _train(resolved, run_dir, warnings, screen)
+        return _train(resolved, run_dir, warnings, screen, rollouts)
 
 
-def _train(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], screen) -> int:
+def _train(
+    resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], screen, rollouts: dict[str, int]
+) -> int:
     from slime_cli import resuming
     from slime_cli import run_dir as folders
 
@@ -71,7 +73,7 @@ def _train(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], scree
     from slime_cli import report
     from slime_cli.loop import Conductor
 
-    conductor = Conductor(resolved, run_dir, screen)
+    conductor = Conductor(resolved, run_dir, screen, rollouts)
     try:
         summary = conductor.run(lambda stages: report.summarize(run_dir, stages, conductor.endpoint))
     except KeyboardInterrupt:
@@ -103,24 +105,22 @@ def _stages(resolved: Resolved) -> list[Resolved]:
     return [resolved.for_stage(i) for i in range(len(resolved.stages))] or [resolved]
 
 
-def _check_data(resolved: Resolved) -> None:
-    """Opens every prompt source once, so that bad data ends the command before anything is started."""
-    from slime_cli.buffer.sources import open_source
+def _names(resolved: Resolved) -> list[str]:
+    return [stage["name"] for stage in resolved.stages] or ["train"]
+
+
+def _check_functions(resolved: Resolved) -> None:
+    """Loads the user's functions, so that one that cannot be used ends the command before anything is started."""
     from slime_cli.options.resolve import args_namespace
     from slime_cli.rollout import hooks
     from slime_cli.rollout.rewards import check_options
 
     for stage in _stages(resolved):
-        s = stage.slime
-        keys = dict(metadata_key=s["metadata_key"], tool_key=s["tool_key"], on_bad_row=s["on_bad_row"])
-        open_source(s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], **keys)
-        for _, uri in evaluation_sets(s):
-            open_source(uri, input_key=s["eval_input_key"], label_key=s["eval_label_key"], **keys)
-        if s["loss_type"] != "sft_loss":
+        if stage.slime["loss_type"] != "sft_loss":
             check_options(args_namespace(stage))
             for option, kind in _HOOKS.items():
-                if s[option]:
-                    hooks.load(s[option], kind)
+                if stage.slime[option]:
+                    hooks.load(stage.slime[option], kind)
 
 
 def _dry_run(resolved: Resolved, warnings: list[str], verbose: bool) -> int:

@@ -101,6 +101,9 @@ _DATA = (
     ("--tool-key", "str", "tools", "Field of a row that lists tools for the chat template."),
     ("--apply-chat-template", "flag", False, "Render the prompt's messages with the tokenizer's chat template."),
     ("--apply-chat-template-kwargs", "json", {}, "JSON object of extra arguments for the chat template."),
+    ("--special-tokens-in-data", "str", None,
+     "Control tokens in a row's own text: taken as text (with a chat template), refused (without), or allowed as control tokens.",
+     {"choices": ("text", "refuse", "allow")}),
     ("--on-bad-row", "str", "fail", "Whether a row that cannot be used ends the run or is counted and passed over.",
      {"choices": ("fail", "skip")}),
 )  # fmt: skip

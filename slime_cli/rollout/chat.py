@@ -1,126 +1,260 @@
-"""From a prompt row to the tokens that an engine is sent: chat template, tokenizer, limits."""
+"""From a row to tokens: the prompt that an engine continues, or an example to train on.
+
+Whatever is wrong with one row is a :class:`RowError` with its file and line, raised before the row is dealt: the Data
+Buffer decides whether it ends the run. Callers: the stage, evaluation, and the check of the data before a run starts.
+"""
 
 import dataclasses
-import os
+import pathlib
+from collections.abc import Callable
 from typing import Any
 
-from slime_cli.buffer.types import PromptRow, Sample, Status
+from slime_cli.buffer.types import PromptRow, RowError, Sample, Status
 from slime_cli.errors import DataError, UsageError
+from slime_cli.rollout import template
+from slime_cli.rollout.tokens import MARK, NotText, Tokens, load
+
+POLICY = "--special-tokens-in-data"
 
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """A prompt as text and as token ids."""
+    """A prompt as text and as token ids; for supervised training with its answer."""
 
     text: str
     tokens: list[int]
+    answer: list[int] = dataclasses.field(default_factory=list)
+    mask: list[int] | None = None
+    """Which of the answer's tokens are trained; None for all."""
+    response: str = ""
+
+    def fill(self, sample: Sample) -> None:
+        """Makes a leased sample the example."""
+        sample.tokens, sample.response_length = self.tokens + self.answer, len(self.answer)
+        sample.response, sample.loss_mask = self.response, None if self.mask is None else list(self.mask)
+        sample.status, sample.reward = Status.COMPLETED, 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Talk:
+    """A row's conversation as the template is given it; ``marked`` is None where no string holds a control token's
+    text."""
+
+    row: PromptRow
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    marked: tuple[list[dict[str, Any]], list[dict[str, Any]] | None] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RenderOptions:
+    """What of a stage's options decides how its rows are rendered."""
+
+    apply_chat_template: bool
+    template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    max_prompt: int | None = None
+    special_tokens: str | None = None
+    """text, refuse or allow; None: text with a chat template, refuse without."""
+    context: int | None = None
+    """Tokens of a prompt with its answer."""
+    answer: int = 1
+    """Tokens that an answer may have; 1 where a function of the user's decides."""
+    eval_answer: int = 1
+    stop_token_ids: tuple[int, ...] = ()
+    stop_texts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, s: dict[str, Any], context: int | None) -> "RenderOptions":
+        """``s``: slime's own options."""
+        budgets = (s["rollout_max_response_len"], s["eval_max_response_len"])
+        answer, eval_answer = (1 if s["custom_generate_function_path"] or not budget else budget for budget in budgets)
+        return cls(
+            apply_chat_template=s["apply_chat_template"],
+            template_kwargs=s["apply_chat_template_kwargs"],
+            max_prompt=s["rollout_max_prompt_len"],
+            special_tokens=s["special_tokens_in_data"],
+            context=context,
+            answer=answer,
+            eval_answer=eval_answer,
+            stop_token_ids=tuple(s["rollout_stop_token_ids"] or ()),
+            stop_texts=tuple(s["rollout_stop"] or ()),
+        )
 
 
 class Renderer:
-    """One tokenizer with the run's template options."""
+    """One tokenizer with a stage's options."""
 
-    def __init__(self, checkpoint: str, *, apply_chat_template: bool, template_kwargs: dict[str, Any], max_prompt: int | None):
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        from transformers import AutoTokenizer
-
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{checkpoint}: no tokenizer could be loaded ({error})", "--hf-checkpoint must hold the tokenizer's files") from None
-        if apply_chat_template and not self.tokenizer.chat_template:
+    def __init__(self, checkpoint: str, options: RenderOptions, say: Callable[[str], None] | None = None):
+        self.options, self.say, self.apply = options, say, options.apply_chat_template
+        self.tokenizer = load(checkpoint)
+        if self.apply and not self.tokenizer.chat_template:
             raise DataError(
                 f"{checkpoint}: the tokenizer has no chat template, and --apply-chat-template asks for one",
                 "add chat_template.jinja to the checkpoint, or leave --apply-chat-template out",
             )
-        self.apply, self.kwargs, self.max_prompt = apply_chat_template, template_kwargs, max_prompt
+        self.policy = options.special_tokens or ("text" if self.apply else "refuse")
+        self.tokens = Tokens(self.tokenizer)
+        self.stops = template.stop_ids(pathlib.Path(checkpoint)) | set(options.stop_token_ids)
+        if self.tokenizer.eos_token_id is not None:
+            self.stops.add(self.tokenizer.eos_token_id)
+
+    # -- what the buffer asks for -----------------------------------------------------------------------------------
 
     def prompt(self, row: PromptRow) -> Rendered | None:
-        """What the engine is to continue; None when it is longer than ``--rollout-max-prompt-len``."""
-        answers_from = _begins_to_answer(row.prompt)
-        text = self._text(row.prompt if answers_from is None else row.prompt[:answers_from], row, generate=True)
-        tokens = self.tokenizer(text, add_special_tokens=not self.apply)["input_ids"]
-        if self.max_prompt is not None and len(tokens) > self.max_prompt:
+        """What the engine is to continue; None when it is longer than ``--rollout-max-prompt-len``. Raises RowError."""
+        return self._continued(row, self.options.answer)
+
+    def eval_prompt(self, row: PromptRow) -> Rendered | None:
+        """As :meth:`prompt`, with room for an answer in evaluation."""
+        return self._continued(row, self.options.eval_answer)
+
+    def _continued(self, row: PromptRow, answer: int) -> Rendered | None:
+        rendered = self._opening(self._talk(row)) if self.apply else self._prompt(row)
+        if self._too_long(rendered):
             return None
-        return Rendered(text, tokens)
+        fix = "--rollout-max-prompt-len leaves longer prompts out and counts them; --on-bad-row skip does too"
+        self._check_context(row, len(rendered.tokens), answer, fix)
+        return rendered
 
-    def supervised(self, row: PromptRow, prompt: Rendered, sample: Sample) -> None:
-        """Fills ``sample`` for SFT: the row's label as the answer, ending in the end-of-sequence token; or, for a conversation
-        that holds its answers already, all of it with the assistant's turns trained (:meth:`_conversation`)."""
-        if row.label is None and _begins_to_answer(row.prompt) is not None:
-            answer, sample.loss_mask = self._conversation(row, prompt)
-            sample.response = self.tokenizer.decode(answer)
-        elif row.label is None:
-            fix = "name the answer's field with --label-key, or end each conversation with the assistant's turn"
-            raise DataError(f"{row.source}:{row.row}: no label to train on", fix)
-        else:
-            answer, sample.response = self._answer(row, prompt), row.label
-        sample.tokens, sample.response_length = prompt.tokens + answer, len(answer)
-        sample.status, sample.reward = Status.COMPLETED, 0.0
+    def _too_long(self, prompt: Rendered) -> bool:
+        return self.options.max_prompt is not None and len(prompt.tokens) > self.options.max_prompt
 
-    def _answer(self, row: PromptRow, prompt: Rendered) -> list[int]:
-        if not self.apply:
-            return [*self._tokens(row.label), self.tokenizer.eos_token_id]
-        whole = self._text([*_messages(row.prompt), {"role": "assistant", "content": row.label}], row, generate=False)
-        return self._tokens(_rest(whole, prompt.text, row))
+    def _check_context(self, row: PromptRow, tokens: int, answer: int, fix: str) -> None:
+        """An engine refuses a prompt that leaves no room for the answer that is asked for."""
+        if self.options.context is not None and tokens + answer > self.options.context:
+            budget = f" and may be answered with {answer}" if answer else ""
+            raise RowError(
+                row,
+                "beyond_context",
+                f"it has {tokens} tokens{budget}, and the model takes {self.options.context}",
+                fix,
+            )
 
-    def _conversation(self, row: PromptRow, prompt: Rendered) -> tuple[list[int], list[int]]:
-        """Tokens after the prompt and their loss mask: 1 in the assistant's turns (what the template adds to end one
-        included), 0 in everybody else's and in a turn with ``step_loss_mask: 0``. What follows the last turn is left out."""
-        text, tokens, mask = prompt.text, [], []
-        for i, message in enumerate(row.prompt):
-            if message["role"] != "assistant":
-                continue
-            before = self._text(row.prompt[:i], row, generate=True)
-            after = self._text(row.prompt[: i + 1], row, generate=False)
-            between, turn = self._tokens(_rest(before, text, row)), self._tokens(_rest(after, before, row))
-            tokens += between + turn
-            mask += [0] * len(between) + [int(message.get("step_loss_mask", 1))] * len(turn)
-            text = after
-        return tokens, mask
+    # -- text ---------------------------------------------------------------------------------------------------------
 
-    def _tokens(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+    def _prompt(self, row: PromptRow) -> Rendered:
+        """Without a chat template."""
+        if not isinstance(row.prompt, str):
+            raise RowError(row, "messages", "the prompt is a list of messages", "pass --apply-chat-template")
+        first = self.tokenizer.bos_token if self.tokens.before else None
+        self._refuse(row, row.prompt.removeprefix(first or ""), "the prompt")
+        marked = self._marked(row, row.prompt)
+        return Rendered(row.prompt, self._guarded(row, self.tokens.begin, row.prompt, marked))
 
-    def _text(self, prompt: str | list, row: PromptRow, generate: bool) -> str:
-        if not self.apply:
-            if isinstance(prompt, str):
-                return prompt
-            raise DataError(f"{row.source}:{row.row}: the prompt is a list of messages", "pass --apply-chat-template")
-        kwargs = dict(self.kwargs)
-        if row.metadata.get("tools"):
-            kwargs["tools"] = row.metadata["tools"]
+    def _refuse(self, row: PromptRow, value: Any, where: str) -> None:
+        if self.policy == "refuse" and (found := self.tokens.found(value)):
+            fix = f"{POLICY} text takes it as text, allow as the control token (for prompts that are rendered already)"
+            raise RowError(row, "special_token", f"{where} holds the control token {found}", fix)
+
+    def _marked(self, row: PromptRow, value: Any) -> Any:
+        return value if self.policy == "allow" else self._guarded(row, self.tokens.mark, value)
+
+    def _guarded(self, row: PromptRow, call: Callable, *values: Any) -> Any:
         try:
-            return self.tokenizer.apply_chat_template(_messages(prompt), tokenize=False, add_generation_prompt=generate, **kwargs)
+            return call(*values)
+        except NotText as error:
+            raise RowError(
+                row, "special_token", str(error), f"{POLICY} allow takes it as the control token; or change the row"
+            ) from None
+
+    def _talk(self, row: PromptRow, label: str | None = None) -> Talk:
+        """The row's messages, with the label as the answer to them. Raises RowError."""
+        messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+        if label is not None:
+            messages = [*messages, {"role": "assistant", "content": label}]
+        tools = row.metadata.get("tools") or None
+        messages = self._settled(row, messages, tools)
+        self._refuse(row, [messages, tools], "it")
+        marked = self._marked(row, [messages, tools])
+        return Talk(row, messages, tools, None if marked == [messages, tools] else tuple(marked))
+
+    def _settled(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None) -> list[dict[str, Any]]:
+        """Null contents become empty text, but for templates that look for null: where the two differ in more than
+        that word."""
+
+        def text(candidate: list[dict[str, Any]]) -> str | None:
+            try:
+                return self._render(row, candidate, tools, False)
+            except RowError:
+                return None
+
+        for i, message in enumerate(messages):
+            if message.get("content") is None:
+                empty = [*messages[:i], message | {"content": ""}, *messages[i + 1 :]]
+                given = text(messages)
+                if given is None or _but_for_null(given) == _but_for_null(text(empty) or ""):
+                    messages = empty
+        return messages
+
+    def _render(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None, generate: bool) -> str:
+        kwargs = self.options.template_kwargs | ({"tools": tools} if tools else {})
+        try:  # as a batch of one: transformers looks at the first message of a single conversation; there may be none
+            return self.tokenizer.apply_chat_template(
+                [messages], tokenize=False, add_generation_prompt=generate, **kwargs
+            )[0]
         except Exception as error:  # templates raise anything: name the row instead
-            raise DataError(f"{row.source}:{row.row}: the chat template failed: {error}", "mend the row or the template") from error
+            reason = f"the chat template failed: {type(error).__name__}: {error}"
+            raise RowError(row, "template", reason, "fix the row or the template, or pass --on-bad-row skip") from error
+
+    def _text(self, talk: Talk, count: int, generate: bool) -> str:
+        """The first messages as the template writes them, with marks where the row's own strings hold control
+        tokens."""
+        plain = self._render(talk.row, talk.messages[:count], talk.tools, generate)
+        if talk.marked is None:
+            return plain
+        messages, tools = talk.marked
+        marked = self._render(talk.row, messages[:count], tools, generate)
+        if marked.replace(MARK, "") != plain:
+            found = self.tokens.found([talk.messages, talk.tools])
+            reason = f"it holds the control token {found}, and the chat template looks for that"
+            raise RowError(
+                talk.row, "special_token", reason, f"change the row, or {POLICY} allow takes it as the control token"
+            )
+        return marked
+
+    def _encode(self, talk: Talk, text: str) -> list[int]:
+        return self._guarded(talk.row, self.tokens.encode, text)
+
+    def _opening(self, talk: Talk) -> Rendered:
+        """The prompt: all of a conversation, or what precedes the first answer of one that ends in an answer."""
+        return self._spelled(talk, self._begun(talk, first_answer(talk.messages)))
+
+    def _spelled(self, talk: Talk, text: str) -> Rendered:
+        return Rendered(text.replace(MARK, ""), self._encode(talk, text))
+
+    def _begun(self, talk: Talk, count: int | None) -> str:
+        if count == 0:
+            try:
+                return self._text(talk, 0, generate=True)
+            except RowError as error:
+                reason = (
+                    "the conversation begins with the assistant, and the chat template writes no prompt before that"
+                )
+                fix = "begin it with a user's or a system message"
+                raise RowError(talk.row, "begins_with_assistant", f"{reason} ({error.__cause__})", fix) from error
+        return self._text(talk, len(talk.messages) if count is None else count, generate=True)
 
 
-def _begins_to_answer(prompt: str | list) -> int | None:
-    """Where the assistant's first turn is in a conversation that ends with one; None for anything that is to be continued."""
+def _but_for_null(text: str) -> str:
+    """Without the words in which templates write null, without quotes and white space."""
+    for word in ("None", "null", '"'):
+        text = text.replace(word, "")
+    return "".join(text.split())
+
+
+def first_answer(prompt: str | list[dict[str, Any]]) -> int | None:
+    """Where the assistant's first turn is in a conversation that ends with one; None for anything that is to be
+    continued."""
     if isinstance(prompt, str) or not prompt or prompt[-1].get("role") != "assistant":
         return None
     return next(i for i, message in enumerate(prompt) if message["role"] == "assistant")
-
-
-def _rest(whole: str, known: str, row: PromptRow) -> str:
-    """What the template adds to ``known``. Raises DataError when it changes what it said before."""
-    if not whole.startswith(known):
-        raise DataError(
-            f"{row.source}:{row.row}: the chat template rewrites what came before once a turn follows",
-            "use a template whose text only grows (slime doctor --hf-checkpoint checks it)",
-        )
-    return whole[len(known) :]
-
-
-def _messages(prompt: str | list) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def check_lengths(max_response: int | None, context: int | None, max_prompt: int | None) -> None:
     """The longest prompt and answer must fit the model's context."""
     if max_response and context and max_response + (max_prompt or 1) > context:
         raise UsageError(
-            f"--rollout-max-prompt-len {max_prompt or 1} + --rollout-max-response-len {max_response} is more than the model's "
-            f"{context} positions",
+            f"--rollout-max-prompt-len {max_prompt or 1} + --rollout-max-response-len {max_response} is more than the "
+            f"model's {context} positions",
             "lower one of them",
         )

@@ -43,6 +43,19 @@ def vocabulary(checkpoint: str) -> int:
     return (config if "vocab_size" in config else config["text_config"])["vocab_size"]
 
 
+def context_length(config: dict[str, Any], given: int | None = None) -> int | None:
+    """Tokens of a prompt with its answer: ``given`` (``--sglang-context-length``), or what SGLang takes from the config; None where
+    it does not say."""
+    if given:
+        return given
+    text = config.get("text_config") or config
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    plain = "original_max_position_embeddings" in rope or rope.get("rope_type") == "llama3"
+    factor = 1 if plain else rope.get("factor") or 1
+    known = (text.get(key) for key in ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings"))
+    return next((int(factor * value) for value in known if isinstance(value, int)), None)
+
+
 def name(config: dict[str, Any]) -> str:
     """The HF architecture, ``?`` when the config does not say."""
     return (config.get("architectures") or ["?"])[0]

@@ -1,4 +1,5 @@
-"""Columnar files give, row for row, what JSON lines give: no null that nobody wrote, and every null that Arrow knows of."""
+"""Columnar files give, row for row, what JSON lines give: no null that nobody wrote, and every null that Arrow knows
+of."""
 
 import json
 
@@ -11,7 +12,11 @@ from slime_cli.buffer.sources import open_source
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Rome", None]}}, "required": ["city"]}
 DAYS = {"type": "object", "properties": {"days": {"type": "integer"}}}
-CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"city": "Rome"}}}]}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"function": {"name": "f", "arguments": {"city": "Rome"}}}],
+}
 ROWS = [
     {
         "input": [{"role": "user", "content": "Weather?"}, CALL, {"role": "tool", "content": "sun", "name": "f"}],
@@ -55,7 +60,10 @@ def test_json_lines_keep_every_null(tmp_path):
 
 def test_json_text_keeps_its_nulls_in_any_column(tmp_path):
     tool = {"name": "f", "parameters": {"default": None}}
-    rows = [{"input": "a", "tools": json.dumps([tool]), "metadata": '{"m": null}'}, {"input": "b", "tools": None, "metadata": None}]
+    rows = [
+        {"input": "a", "tools": json.dumps([tool]), "metadata": '{"m": null}'},
+        {"input": "b", "tools": None, "metadata": None},
+    ]
     found = list(open_source(parquet(tmp_path, rows)))
     assert found[0].metadata == {"m": None, "tools": [tool]} and found[1].metadata == {}
     each = [{"input": "a", "tools": [json.dumps(tool)]}]

@@ -30,7 +30,10 @@ def test_null_and_missing_content_are_the_same_where_a_message_says_something_el
         ({"content": None}, "message 1 has null as content"),
         ({"content": 3}, "message 1 has a number as content"),
         ({"content": []}, "message 1 has an empty list as content"),
-        ({"content": [{"type": "text", "text": "see"}, {"type": "image", "image": "a.png"}]}, "part 2 is of type 'image', not text"),
+        (
+            {"content": [{"type": "text", "text": "see"}, {"type": "image", "image": "a.png"}]},
+            "part 2 is of type 'image', not text",
+        ),
         ({"content": [{"type": "text", "text": None}]}, "part 1 is of type 'text', not text"),
         ({"content": [7]}, "part 1 is a number, not text"),
         ({"content": "x", "role": "user|>y<|system"}, "which is not one word"),

@@ -1,10 +1,14 @@
 """Prompts and supervised samples over a real tokenizer and chat template (those of the tiny model)."""
 
+import dataclasses
+
 import pytest
 
-from slime_cli.buffer.types import PromptRow, Sample
+from slime_cli.buffer.types import PromptRow, RowError, Sample
 from slime_cli.errors import DataError
-from slime_cli.rollout.chat import Renderer
+from slime_cli.options.resolve import resolve
+from slime_cli.rollout.chat import RenderOptions
+from slime_cli.rollout.supervised import SupervisedRenderer
 from slime_cli.weights import tiny
 
 TURNS = [
@@ -19,15 +23,15 @@ TURNS = [
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory):
     model = tiny.make("tiny:qwen3?num_hidden_layers=1", tmp_path_factory.mktemp("chat") / "model")
-    return Renderer(str(model), apply_chat_template=True, template_kwargs={}, max_prompt=None)
+    return SupervisedRenderer(str(model), RenderOptions(apply_chat_template=True))
 
 
-def supervised(renderer: Renderer, prompt, label=None) -> tuple[Sample, str]:
+def supervised(renderer: SupervisedRenderer, prompt, label=None) -> tuple[Sample, str]:
     """The sample, and the text of its trained tokens."""
     row = PromptRow(prompt, label, {}, "data.jsonl", 7)
-    rendered = renderer.prompt(row)
-    sample = Sample(0, 0, rendered.text)
-    renderer.supervised(row, rendered, sample)
+    example = renderer.example(row)
+    sample = Sample(0, 0, example.text)
+    example.fill(sample)
     sample.check()
     answer = sample.tokens[len(sample.tokens) - sample.response_length :]
     return sample, renderer.tokenizer.decode([t for t, m in zip(answer, sample.effective_mask()) if m])
@@ -38,7 +42,10 @@ def test_every_assistant_turn_is_trained_and_nothing_else(renderer):
     assert trained == "3<|end|>7<|end|>"
     whole = renderer.tokenizer.apply_chat_template(TURNS, tokenize=False)
     assert renderer.tokenizer.decode(sample.tokens) == whole
-    assert renderer.tokenizer.decode(sample.tokens[: -sample.response_length]) == "<|system|>Add.<|end|><|user|>1 + 2<|end|><|assistant|>"
+    assert (
+        renderer.tokenizer.decode(sample.tokens[: -sample.response_length])
+        == "<|system|>Add.<|end|><|user|>1 + 2<|end|><|assistant|>"
+    )
 
 
 def test_a_turn_can_be_left_out_and_what_follows_the_last_one_is_cut(renderer):
@@ -50,7 +57,11 @@ def test_a_turn_can_be_left_out_and_what_follows_the_last_one_is_cut(renderer):
 def test_one_turn_is_the_same_as_a_label(renderer):
     conversation, _ = supervised(renderer, TURNS[:3])
     labelled, trained = supervised(renderer, TURNS[:2], "3")
-    assert conversation.tokens == labelled.tokens and conversation.response_length == labelled.response_length and trained == "3<|end|>"
+    assert (
+        conversation.tokens == labelled.tokens
+        and conversation.response_length == labelled.response_length
+        and trained == "3<|end|>"
+    )
 
 
 def test_a_conversation_without_an_answer_is_refused_by_row(renderer):
@@ -64,3 +75,215 @@ def test_a_template_that_rewrites_history_is_refused(renderer, monkeypatch):
     monkeypatch.setattr(renderer.tokenizer, "chat_template", strips)
     with pytest.raises(DataError, match="data.jsonl:7: the chat template rewrites"):
         supervised(renderer, TURNS)
+
+
+# -- templates of other kinds, over the same tokenizer -----------------------------------------------------------------
+
+ASKED = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+GLM = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}" + ASKED
+CALLING = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}<|end|>{% endfor %}"
+) + ASKED
+LOOKS_FOR_NULL = CALLING.replace(
+    "<|{{ m.role }}|>{{ m.content }}", "<|{{ m.role }}|>{% if m.content is not none %}say {{ m.content }}{% endif %}"
+)
+CALL = [{"function": {"name": "add", "arguments": {}}}]
+CALLS = [
+    {"role": "user", "content": "1 + 2"},
+    {"role": "assistant", "content": None, "tool_calls": CALL},
+    {"role": "tool", "content": "3"},
+    {"role": "assistant", "content": "It is 3."},
+]
+
+
+@pytest.fixture
+def render(renderer, monkeypatch):
+    """``(template, **options)``: the renderer with another template."""
+
+    def change(template=None, stops=None, **options):
+        if template:
+            monkeypatch.setattr(renderer.tokenizer, "chat_template", template)
+        if stops:
+            monkeypatch.setattr(renderer, "stops", {renderer.tokenizer.convert_tokens_to_ids(t) for t in stops})
+        options = dataclasses.replace(renderer.options, **options)
+        monkeypatch.setattr(renderer, "options", options)
+        monkeypatch.setattr(renderer, "apply", options.apply_chat_template)
+        monkeypatch.setattr(
+            renderer, "policy", options.special_tokens or ("text" if options.apply_chat_template else "refuse")
+        )
+        return renderer
+
+    return change
+
+
+def prompt(renderer, value, **metadata) -> list[str]:
+    rendered = renderer.prompt(PromptRow(value, None, metadata, "data.jsonl", 7))
+    return renderer.tokenizer.convert_ids_to_tokens(rendered.tokens)
+
+
+def test_the_next_roles_marker_is_trained_where_it_ends_generation(render):
+    """GLM's kind. The last turn ends in the marker too, though nothing follows it in the row."""
+    sample, trained = supervised(render(GLM, stops=["<|user|>"]), TURNS)
+    assert trained == "3<|user|>7<|user|>"
+    labelled, trained = supervised(render(GLM, stops=["<|user|>"]), TURNS[:2], "3")
+    assert trained == "3<|user|>" and labelled.tokens == sample.tokens[: len(labelled.tokens)]
+    skipped, trained = supervised(
+        render(GLM, stops=["<|user|>"]), [*TURNS[:2], TURNS[2] | {"step_loss_mask": 0}, *TURNS[3:]]
+    )
+    assert trained == "7<|user|>" and skipped.tokens == sample.tokens
+
+
+def test_a_turn_that_calls_a_tool_ends_in_the_tools_marker(render):
+    _, trained = supervised(
+        render(GLM, stops=["<|user|>", "<|tool|>"]), [CALLS[0], CALLS[1] | {"content": "wait"}, *CALLS[2:]]
+    )
+    assert trained == "wait<|tool|>It is 3.<|user|>"
+    _, trained = supervised(render(GLM, stops=["<|user|>", "<|tool|>"]), [CALLS[0], CALLS[1] | {"content": "wait"}])
+    assert trained == "wait<|tool|>"
+
+
+def test_a_template_in_which_nothing_ends_a_turn_is_refused(render):
+    with pytest.raises(
+        RowError, match="data.jsonl:7: nothing that the chat template writes ends the assistant's turn"
+    ) as caught:
+        supervised(render(GLM), TURNS)
+    assert caught.value.kind == "no_end" and "generation_config.json" in caught.value.fix
+    _, trained = supervised(
+        render(GLM.replace("{{ m.content }}", "{{ m.content }}\n##\n"), stop_texts=("##",)), TURNS[:3]
+    )
+    assert trained == "3\n##\n", "a stop text of the user's ends it"
+
+
+def test_null_content_is_empty_and_never_the_word(render):
+    _, trained = supervised(render(CALLING), CALLS)
+    assert trained == "[add]<|end|>It is 3.<|end|>"
+    missing = [CALLS[0], {"role": "assistant", "tool_calls": CALL}, {"role": "tool", "content": None}, CALLS[3]]
+    sample, trained = supervised(render(CALLING), missing)
+    assert trained == "[add]<|end|>It is 3.<|end|>" and "None" not in renderer_text(render(), sample)
+
+
+def renderer_text(renderer, sample) -> str:
+    return renderer.tokenizer.decode(sample.tokens)
+
+
+def test_a_template_that_looks_for_null_is_given_it(render):
+    _, trained = supervised(render(LOOKS_FOR_NULL), CALLS)
+    assert trained == "[add]<|end|>say It is 3.<|end|>"
+
+
+def test_calls_that_the_template_leaves_out_are_said_once(render, monkeypatch):
+    said = []
+    changed = render()
+    monkeypatch.setattr(changed, "say", said.append)
+    for _ in range(2):
+        _, trained = supervised(changed, CALLS)
+        assert trained == "<|end|>It is 3.<|end|>"
+    assert len(said) == 1 and "data.jsonl:7" in said[0] and "writes no tool calls" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "label", "kind", "words"),
+    [
+        (None, TURNS[:2], " ", "empty_answer", "the label is empty"),
+        (None, [*TURNS[:2], {"role": "assistant", "content": "\n"}], None, "empty_answer", "message 3 is empty"),
+        (
+            CALLING.replace("{{ m.content }}", ""),
+            TURNS[:3],
+            None,
+            "empty_answer",
+            "leaves out the assistant's answer in message 3",
+        ),
+        (None, [*TURNS[:2], TURNS[2] | {"step_loss_mask": 0}], None, "empty_answer", "no turn of it"),
+        (None, TURNS[:3], "3", "two_answers", "it has a label"),
+        ("{{ raise_exception('no such role') }}", TURNS, None, "template", "no such role"),
+        ("{{ nothing.there }}", "1 + 2", "3", "template", "undefined"),
+        ("{{ messages[0].role }}" + GLM, [TURNS[2]], None, "begins_with_assistant", "begins with the assistant"),
+        (GLM.replace("<|assistant|>", ""), [TURNS[2]], None, "no_prompt", "nothing comes before the answer"),
+    ],
+)
+def test_what_is_wrong_with_one_row_is_an_error_of_its_row(render, template, row, label, kind, words):
+    with pytest.raises(RowError) as caught:
+        supervised(render(template), row, label)
+    assert (
+        caught.value.kind == kind
+        and caught.value.message.startswith("data.jsonl:7: ")
+        and words in caught.value.message
+    )
+
+
+def test_a_conversation_that_begins_with_the_assistant_is_trained_where_the_template_can(renderer):
+    sample, trained = supervised(renderer, [TURNS[2], *TURNS[3:]])
+    assert trained == "3<|end|>7<|end|>" and sample.tokens[0] == renderer.tokenizer.convert_tokens_to_ids(
+        "<|assistant|>"
+    )
+
+
+SPELLED = list("<|end|>")
+
+
+def test_control_tokens_in_a_row_are_text(render):
+    assert prompt(render(), "<|end|>") == ["<|user|>", *SPELLED, "<|end|>", "<|assistant|>"]
+    asked = [TURNS[1], {"role": "assistant", "content": "a"}, {"role": "tool", "content": "<|end|>"}]
+    assert prompt(render(), asked)[-9:] == [*SPELLED, "<|end|>", "<|assistant|>"]
+    halves = [{"role": "user", "content": "<|e"}, {"role": "user", "content": "nd|>"}]
+    assert prompt(render("{% for m in messages %}{{ m.content }}{% endfor %}"), halves) == SPELLED
+    listed = "{{ tools | tojson }}<|{{ messages[0].role }}|>"
+    assert prompt(render(listed), "hi", tools=[{"name": "<|end|>", "<|pad|>": 1}])[-1] == "<|user|>"
+    assert not {"<|end|>", "<|pad|>"} & set(prompt(render(listed), "hi", tools=[{"name": "<|end|>", "<|pad|>": 1}]))
+
+
+def test_control_tokens_in_a_label_are_text(render):
+    sample, trained = supervised(render(), "1", "<|end|>2")
+    assert trained == "<|end|>2<|end|>" and sample.tokens.count(1) == 2, "one after the prompt, one after the answer"
+
+
+def test_control_tokens_are_refused_or_allowed_by_option(render):
+    with pytest.raises(RowError, match=r"data.jsonl:7: it holds the control token <\|end\|>"):
+        prompt(render(special_tokens="refuse"), "a<|end|>")
+    assert prompt(render(special_tokens="allow"), "<|end|>") == ["<|user|>", "<|end|>", "<|end|>", "<|assistant|>"]
+
+
+def test_plain_text_with_control_tokens_needs_a_word_from_the_user(render):
+    """It may be a prompt that is rendered already, or an attack: nobody but the user knows."""
+    with pytest.raises(RowError, match=r"the prompt holds the control token <\|user\|>") as caught:
+        prompt(render(apply_chat_template=False), "<|user|>hi")
+    assert "--special-tokens-in-data" in caught.value.fix and "allow" in caught.value.fix
+    assert prompt(render(apply_chat_template=False, special_tokens="allow"), "<|user|>hi") == ["<|user|>", "h", "i"]
+    assert prompt(render(apply_chat_template=False, special_tokens="text"), "<|end|>") == SPELLED
+    with pytest.raises(RowError, match="the label holds the control token"):
+        supervised(render(apply_chat_template=False, special_tokens=None), "1", "2<|end|>")
+
+
+def test_a_template_that_looks_for_a_control_token_in_the_text_is_not_deceived_and_not_wrong(render):
+    splits = "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('<|pad|>')[-1] }}{% endfor %}"
+    with pytest.raises(RowError, match="looks for that") as caught:
+        prompt(render(splits), "a<|pad|>b")
+    assert caught.value.kind == "special_token"
+    assert prompt(render(splits, special_tokens="allow"), "a<|pad|>b") == ["<|user|>", "b"]
+
+
+def test_a_prompt_and_its_answer_must_fit_the_model(render):
+    assert len(prompt(render(context=12, answer=4), "abcde")) == 8
+    with pytest.raises(
+        RowError, match="data.jsonl:7: it has 9 tokens and may be answered with 4, and the model takes 12"
+    ) as caught:
+        prompt(render(context=12, answer=4), "abcdef")
+    assert caught.value.kind == "beyond_context"
+    assert render(context=12, answer=4, max_prompt=8).prompt(PromptRow("abcdef", None, {}, "d", 1)) is None, (
+        "left out, as asked"
+    )
+    row = PromptRow("abcdef", None, {}, "d", 1)
+    assert len(render(context=12, answer=4, eval_answer=3, max_prompt=None).eval_prompt(row).tokens) == 9
+    with pytest.raises(RowError, match="it has 13 tokens, and the model takes 12"):
+        supervised(render(context=12), "abcdef", "abc")
+
+
+def test_the_options_of_a_stage():
+    s = resolve(
+        ["--rollout-max-response-len", "6", "--eval-max-response-len", "9", "--rollout-stop-token-ids", "3"]
+    ).slime
+    options = RenderOptions.of(s, 512)
+    assert (options.answer, options.eval_answer, options.context, options.stop_token_ids) == (6, 9, 512, (3,))
+    own = RenderOptions.of(s | {"custom_generate_function_path": "f.py:f"}, 512)
+    assert (own.answer, own.eval_answer) == (1, 1), "how long an answer it asks for is the function's own affair"

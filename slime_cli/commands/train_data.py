@@ -1,0 +1,96 @@
+"""What ``slime train`` finds out about its data before anything is started: every row is well formed, the first ones
+of each source render and fit the model, and how many rollouts ``--num-epoch`` makes."""
+
+import contextlib
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator
+
+from slime_cli.buffer.sources import PromptSource, open_source
+from slime_cli.options.derive import evaluation_sets
+from slime_cli.options.resolve import Resolved
+from slime_cli.rollout import template, usable
+
+Say = Callable[[str], None]
+
+
+def check(stages: list[tuple[str, Resolved]], say: Say) -> dict[str, int]:
+    """Rollouts of each stage that runs for a number of epochs, by its name. Raises DataError for data that cannot be
+    used."""
+    opened = [(name, stage, _open(stage.slime)) for name, stage in stages]
+    with _model(stages[0][1].slime["hf_checkpoint"]) as model:
+        return {
+            name: rollouts
+            for name, stage, (prompts, evaluations) in opened
+            if (rollouts := _look(f"{name}: ", stage, model, prompts, evaluations, say)) is not None
+        }
+
+
+def _open(s: dict) -> tuple[PromptSource, list[PromptSource]]:
+    keys = dict(metadata_key=s["metadata_key"], tool_key=s["tool_key"], on_bad_row=s["on_bad_row"])
+    prompts = open_source(s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], **keys)
+    eval_keys = dict(input_key=s["eval_input_key"], label_key=s["eval_label_key"])
+    return prompts, [open_source(uri, **eval_keys, **keys) for _, uri in evaluation_sets(s)]
+
+
+@contextlib.contextmanager
+def _model(checkpoint: str) -> Iterator[str]:
+    """The checkpoint's folder; a ``tiny:`` model is made for the time of the check."""
+    from slime_cli.weights import tiny
+
+    if not checkpoint.startswith(tiny.PREFIX):
+        yield checkpoint
+        return
+    with tempfile.TemporaryDirectory(prefix="slime-") as folder:
+        yield str(tiny.make(checkpoint, f"{folder}/model"))
+
+
+def _look(
+    name: str, stage: Resolved, model: str, prompts: PromptSource, evaluations: list[PromptSource], say: Say
+) -> int | None:
+    """Renders rows as the stage will; rollouts where ``--num-epoch`` says how many."""
+    from slime_cli.rollout.chat import Renderer, RenderOptions
+    from slime_cli.rollout.supervised import SupervisedRenderer
+    from slime_cli.weights import architecture
+
+    s, policy = stage.slime, stage.slime["loss_type"] != "sft_loss"
+    if s["apply_chat_template"] and not policy and not s["rollout_stop"] and not s["rollout_stop_token_ids"]:
+        template.require_end(pathlib.Path(model))
+    given = stage.sglang.get("context_length") if policy else None
+    renderer = (Renderer if policy else SupervisedRenderer)(
+        model, RenderOptions.of(s, architecture.context_length(architecture.read_config(model), given)), say
+    )
+    skip, epochs = s["on_bad_row"] == "skip", None if s["num_rollout"] is not None else s["num_epoch"]
+    left_out = skip or s["rollout_max_prompt_len"] is not None
+    if epochs and left_out and len(prompts) > usable.ROWS:
+        say(f"{name}--num-epoch counts the rows that can be used among {len(prompts):,}")
+    found = usable.look(
+        prompts, renderer.prompt if policy else renderer.example, skip=skip, every=bool(epochs and left_out)
+    )
+    _report(name, prompts, found, say)
+    for source in evaluations if policy else ():
+        _report(name, source, usable.look(source, renderer.eval_prompt, skip=skip, every=False), say)
+    if not epochs:
+        return None
+    return _rollouts(name, stage, len(prompts) if not left_out else found.usable, epochs, prompts, say)
+
+
+def _report(name: str, source: PromptSource, found: usable.Usable, say: Say) -> None:
+    for kind, count in found.problems.items():
+        counted = f"{count} of {found.looked_at} rows looked at are passed over ({kind})"
+        say(f"{name}{source.name}: {counted}, the first: {found.first[kind]}")
+
+
+def _rollouts(name: str, stage: Resolved, rows: int, epochs: int, prompts: PromptSource, say: Say) -> int:
+    batch = stage.slime["rollout_batch_size"]
+    rollouts, rest = usable.rollouts(prompts.name, rows, epochs, batch)
+    unusable = f" of {len(prompts)}" if rows < len(prompts) else ""
+    over = f"; {rest} are left over" if rest else ""
+    again = (
+        "; prompts that a filter leaves out are made up for by dealing on, into another pass"
+        if stage.slime["dynamic_sampling_filter_path"]
+        else ""
+    )
+    passes = f"--num-epoch {epochs} over {rows}{unusable} rows"
+    say(f"{name}{passes} makes {rollouts} rollouts of {batch} prompts{over}{again}")
+    return rollouts

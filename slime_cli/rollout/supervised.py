@@ -1,0 +1,166 @@
+"""From a row to an example: the prompt with the answers that are trained. Caller: a supervised stage.
+
+Invariants: every trained turn ends in a token that stops generation, nothing empty is trained, and the text of a
+conversation only grows, so that what is trained is what the model will have before it when it answers."""
+
+import dataclasses
+
+from slime_cli.buffer.types import PromptRow, RowError
+from slime_cli.errors import DataError
+from slime_cli.rollout import template
+from slime_cli.rollout.chat import Rendered, Renderer, Talk, first_answer
+from slime_cli.rollout.tokens import MARK
+
+
+class SupervisedRenderer(Renderer):
+    """A renderer that knows the answers."""
+
+    def example(self, row: PromptRow) -> Rendered | None:
+        """The prompt with what is trained: the row's label, ending in what stops generation; or, in a conversation
+        that holds its answers already, the assistant's turns. None when the prompt is too long. Raises RowError."""
+        if self.apply:
+            talk, trained = self._answered(row)
+            text = self._begun(talk, trained[0])
+            opening = self._spelled(talk, text)
+        else:
+            opening = self._prompt(row)
+        if self._too_long(opening):
+            return None
+        if not opening.tokens:
+            raise RowError(
+                row,
+                "no_prompt",
+                "nothing comes before the answer, so its first token cannot be predicted",
+                "begin with a prompt",
+            )
+        full = self._turns(talk, opening, text, trained) if self.apply else self._labelled(row, opening)
+        self._check_context(row, len(full.tokens) + len(full.answer), 0, "shorten it, or pass --on-bad-row skip")
+        return full
+
+    def _labelled(self, row: PromptRow, prompt: Rendered) -> Rendered:
+        """Without a chat template."""
+        label = self._label(row)
+        end = self.tokenizer.eos_token_id
+        if end is None:
+            raise DataError(
+                f"{row.source}: the tokenizer has no end-of-sequence token to end an answer with",
+                "add eos_token to tokenizer_config.json",
+            )
+        self._refuse(row, label, "the label")
+        answer = self._guarded(row, self.tokens.encode, self._marked(row, label))
+        return dataclasses.replace(prompt, answer=[*answer, end], response=label)
+
+    def _label(self, row: PromptRow) -> str:
+        if row.label is None:
+            fix = "name the answer's field with --label-key, or end each conversation with the assistant's turn"
+            raise RowError(row, "no_label", "no label to train on", fix)
+        if not row.label.strip():
+            raise RowError(
+                row, "empty_answer", "the label is empty", "give each row an answer, or pass --on-bad-row skip"
+            )
+        return row.label
+
+    def _answered(self, row: PromptRow) -> tuple[Talk, list[int]]:
+        """A conversation with its answers, and the places of those to train."""
+        if first_answer(row.prompt) is None:
+            talk = self._talk(row, self._label(row))
+            return talk, [len(talk.messages) - 1]
+        if row.label is not None:
+            reason = "it has a label, and a conversation that ends with the assistant's turn"
+            raise RowError(row, "two_answers", reason, "leave --label-key out to train on the conversation's own turns")
+        talk = self._talk(row)
+        return talk, [i for i, message in enumerate(talk.messages) if message["role"] == "assistant"]
+
+    def _turns(self, talk: Talk, opening: Rendered, text: str, trained: list[int]) -> Rendered:
+        """Tokens after the prompt and their mask: 1 in the trained turns (what ends one included), 0 in everybody
+        else's and in a turn with ``step_loss_mask: 0``. What follows the last turn is left out."""
+        tokens, mask, open_turn = [], [], False
+        for i in trained:
+            before = text if i == trained[0] else self._text(talk, i, generate=True)
+            after = self._text(talk, i + 1, generate=False)
+            between, turn = self._encode(talk, _rest(before, text, talk.row)), _rest(after, before, talk.row)
+            ends_here = open_turn and self._required_end(talk, between)
+            weight = int(talk.messages[i].get("step_loss_mask", 1))
+            ids = self._encode(talk, turn)
+            if weight:
+                self._check_answer(talk, i, turn, after)
+            tokens += between + ids
+            mask += [int(ends_here and not k) for k in range(len(between))] + [weight] * len(ids)
+            open_turn = bool(weight) and not self._ended(turn, ids)
+            text = after
+        if open_turn:
+            tokens.append(self._required_end(talk, self._following(talk, trained[-1], text)))
+            mask.append(1)
+        if not any(mask):
+            raise RowError(
+                talk.row, "empty_answer", "no turn of it is to be trained (step_loss_mask)", "leave the row out"
+            )
+        response = (
+            talk.messages[-1]["content"]
+            if len(trained) == 1 and talk.row.label is not None
+            else self.tokenizer.decode(tokens)
+        )
+        return dataclasses.replace(opening, answer=tokens, mask=None if all(mask) else mask, response=response)
+
+    def _ended(self, turn: str, ids: list[int]) -> bool:
+        """Whether the template ended the turn: with a token that stops generation, with another control token, or a
+        stop text."""
+        if any(turn.rstrip().endswith(text.rstrip()) for text in self.options.stop_texts):
+            return True
+        while ids and not self.tokenizer.decode(ids[-1:]).strip():
+            ids = ids[:-1]
+        return bool(ids) and (ids[-1] in self.stops or ids[-1] in self.tokens.ids)
+
+    def _following(self, talk: Talk, i: int, text: str) -> list[int]:
+        """Tokens that the template writes after turn ``i``, whoever is next: a tool that was called, or the user."""
+        roles = ("tool", "user") if talk.messages[i].get("tool_calls") else ("user",)
+        for role in roles:
+            try:
+                longer = self._render(
+                    talk.row, [*talk.messages[: i + 1], {"role": role, "content": "?"}], talk.tools, False
+                )
+            except RowError:
+                continue
+            ids = self._encode(talk, longer.removeprefix(text.replace(MARK, "")))
+            if ids and ids[0] in self.stops:
+                return ids
+        return []
+
+    def _required_end(self, talk: Talk, following: list[int]) -> int:
+        """The token that stops generation where the template writes none in the turn: the next role's marker."""
+        if following and following[0] in self.stops:
+            return following[0]
+        named = ", ".join(repr(self.tokenizer.decode([i])) for i in sorted(self.stops)) or "no token"
+        reason = f"nothing that the chat template writes ends the assistant's turn (generation stops at {named})"
+        raise RowError(talk.row, "no_end", reason, template.END_FIX)
+
+    def _check_answer(self, talk: Talk, i: int, turn: str, after: str) -> None:
+        """What is trained must be there: an answer that is empty, or that the template leaves out, is none."""
+        message = talk.messages[i]
+        content, calls = message["content"] or "", message.get("tool_calls")
+        shown = content.rpartition("</think>")[2].strip() or content.strip()
+        if shown and shown in turn.replace(MARK, ""):
+            return
+        fix = "give it an answer, step_loss_mask: 0, or pass --on-bad-row skip"
+        if not shown and not calls and not message.get("reasoning_content"):
+            raise RowError(talk.row, "empty_answer", f"the assistant's answer in message {i + 1} is empty", fix)
+        bare = [*talk.messages[:i], {"role": "assistant", "content": ""}]
+        if self._render(talk.row, bare, talk.tools, False) != after.replace(MARK, ""):
+            return
+        if shown:
+            raise RowError(
+                talk.row, "empty_answer", f"the chat template leaves out the assistant's answer in message {i + 1}", fix
+            )
+        if self.say is not None:
+            where = f"{talk.row.source}:{talk.row.row}"
+            self.say(f"{where}: the chat template writes no tool calls: of such turns only the end is trained")
+            self.say = None
+
+
+def _rest(whole: str, known: str, row: PromptRow) -> str:
+    """What the template adds to ``known``. Raises RowError when it changes what it said before."""
+    if not whole.startswith(known):
+        reason = "the chat template rewrites what came before once a turn follows"
+        fix = "use a template whose text only grows (slime doctor --hf-checkpoint checks it), or pass --on-bad-row skip"
+        raise RowError(row, "rewritten", reason, fix)
+    return whole[len(known) :]
