@@ -12,8 +12,10 @@ from typing import Any
 
 from slime_cli.rollout.graders.answers import GraderError, after_thinking, last_boxed, need_label, without_end_of_turn
 
+MOST_TRIES = 50
 STATED = re.compile(
-    r"\b(?:(?:answer|choice|option)\b[*_\s]{0,4}(?:\b(?:is|was|are)\b|(?:must|should|would|will|has to) be\b|[:=–-])|"
+    r"\b(?:(?:answer|choice|option)\b[*_\s]{0,4}(?:(?P<never>(?:can ?not|can't|must not|won't) be\b|isn't\b|wasn't\b)|"
+    r"\b(?:is|was|are)\b|(?:must|should|would|will|has to) be\b|[:=–-])|"
     r"(?:option|choice)(?=\s{1,3}[(\[]?[A-Z]\b))",
     re.IGNORECASE,
 )
@@ -24,13 +26,17 @@ LEAD = re.compile(
 )
 LETTER = re.compile(r"[(\[]?([A-Za-z])[)\]]?(?![\w'=/+^-])")
 BRACKETED = re.compile(r"[(\[]\s?[A-Za-z]\s?[)\]]")
-HEDGE = re.compile(r"\s*(?:/|\bor\b|\band\b|&|,(?:\s*(?:or|and)\b)?)\s*[(\[]?([A-Z])(?![\w'-])[)\]]?(?!\s+(?:is|are|was|has))")
+HEDGE = re.compile(
+    r"\s*(?:/|\bor\b|\band\b|&|,(?:\s*(?:or|and)\b)?)\s*[(\[]?([A-Z])(?![\w'-])[)\]]?(?!\s+(?:is|are|was|has))"
+)
 NEGATED = re.compile(r"(?:not|neither|none|never|no|nothing)\b", re.IGNORECASE)
 REFUSED = re.compile(r"\)?\s+(?:is|are|was)\s+(?:not|wrong|incorrect|false|too|out|excluded|ruled)\b", re.IGNORECASE)
 CORRECT = re.compile(r"(?<![\w'-])[(\[]?([A-Z])[)\]]?\s+(?:is|must be)\s+(?:the\s+)?(?:correct|right|best|answer)\b")
 ALONE = re.compile(r"(?<![\w'=/+\\-])(\(?)([A-Z])\)?(?![\w'=/+-])")
 ARTICLE = re.compile(r"\s+(?!(?:is|was|and|or|because|since|as|for|seems|fits|must|should|would)\b)[a-z]")
-FONT = re.compile(r"\\(?:text|math)(?:[a-z]{2,7})?\b|\\(?:boxed|fbox|mbox|bf|rm|it|left|right|displaystyle)\b|[*_`$\"“”‘’{}]")
+FONT = re.compile(
+    r"\\(?:text|math)(?:[a-z]{2,7})?\b|\\(?:boxed|fbox|mbox|bf|rm|it|left|right|displaystyle)\b|[*_`$\"“”‘’{}]"
+)
 QUOTE = re.compile(r"(?<!\w)'|'(?!\w)")
 BLANK = re.compile(r"(?:\\[ ,;!]|~|\s)+")
 
@@ -81,12 +87,12 @@ class Options:
 
     def read(self, clause: str) -> str | None:
         """What a clause such as "(C) Oslo." chooses."""
-        said = plain(clause[:1000])
+        whole = said = plain(clause[:1000])
         while (lead := LEAD.match(said)) is not None:
             said = said[lead.end() :]
         if NEGATED.match(said):
             return ""
-        return self.read_text(said) or self.read_letter(said)
+        return self.read_text(whole) or self.read_text(said) or self.read_letter(said)
 
     def read_letter(self, said: str) -> str | None:
         found = LETTER.match(said)
@@ -105,7 +111,7 @@ class Options:
         said = normal(said)
         for text in sorted(self.texts, key=len, reverse=True):
             rest = said[len(text) :]
-            if said.startswith(text) and not re.match(r"[\w-]|[.,]\d", rest):
+            if said.startswith(text) and re.match(r"\Z|[ .,;:!?()<](?!\d)", rest):
                 other = re.match(r"\s*(?:or|,|/)\s*(?:the\s+)?", rest)
                 hedged = other and any(rest[other.end() :].startswith(more) for more in self.texts if more != text)
                 return "" if hedged else self.texts[text]
@@ -118,8 +124,10 @@ class Options:
             return self.read(boxed)
         if len(text) == 1 and text.isalpha():
             return text.upper()
-        for stated in reversed(list(STATED.finditer(text))):
+        for stated in reversed(list(STATED.finditer(text))[-MOST_TRIES:]):
             clause = text[stated.end() : stated.end() + 1000].lstrip(" \t\n*_:").partition("\n")[0]
+            if stated["never"]:
+                return ""
             if (reading := self.read(clause)) is not None:
                 return reading
         if found := [match[1] for match in CORRECT.finditer(text) if match[1] in self.letters]:
@@ -129,7 +137,7 @@ class Options:
 
     def alone(self, text: str) -> str | None:
         """The last letter on its own; neither a pronoun, an article nor one that is called wrong."""
-        for match in reversed(list(ALONE.finditer(text))):
+        for match in reversed(list(ALONE.finditer(text))[-MOST_TRIES:]):
             bracket, letter = match[1], match[2]
             after = text[match.end() : match.end() + 40]
             word = not bracket and (letter == "I" or letter == "A" and ARTICLE.match(after))
