@@ -54,16 +54,19 @@ def with_model(job: dict[str, Any], rank: int, say: Say, work: Callable[..., Non
     import torch
 
     from slime_cli.hardware import device as hardware
+    from slime_cli.hardware import transformer_engine
 
     device = hardware.prepare_trainer()
+    if problem := transformer_engine.problem():
+        say(f"warning: {problem}")
     from megatron.core.enums import ModelType
     from megatron.training.training import get_model
 
     from slime_cli.training import megatron
-    from slime_cli.training.model import has_transformer_engine, provider
+    from slime_cli.training.model import provider
     from slime_cli.weights.bridge import Bridge
 
-    base = megatron.always(device, transformer_engine=has_transformer_engine())
+    base = megatron.always(device, transformer_engine=transformer_engine.problem() is None)
     args = megatron.parse(argv(base, job), rank, job["tensor"] * job["pipeline"] * job["expert"])
     megatron.initialise(args, device)
     megatron.begin_stage(args)

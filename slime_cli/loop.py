@@ -9,6 +9,9 @@ import asyncio
 import contextlib
 import pathlib
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from slime_cli import manifests
 from slime_cli import run_dir as folders
@@ -18,11 +21,12 @@ from slime_cli.hardware import device as hardware
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.rewards import RewardPool
 from slime_cli.screen import Screen
+from slime_cli.serving import claim
 from slime_cli.serving.attached import Attached
 from slime_cli.serving.fleet import Fleet
 from slime_cli.stage import Stage
 from slime_cli.tracing.spans import Tracer
-from slime_cli.weights import architecture, tiny
+from slime_cli.weights import architecture, matching, tiny
 
 _MODEL_FOLDER = "model"
 
@@ -39,18 +43,22 @@ class Conductor:
         self.client: RouterClient | None = None
         self.endpoint: manifests.Endpoint | None = None
         self.model = ""
+        self.described: dict[str, Any] = {}
+        """What this run adds to the manifest of engines of its own."""
 
     def run(self, conclude: Callable[[list[Stage]], dict]) -> dict:
         """Every stage to its end; what ``conclude`` makes of the finished stages, before anything is stopped."""
         stages, finished = folders.stages(self.resolved, self.run_dir), []
         with contextlib.ExitStack() as stack:
             stack.callback(self.tracer.close)
-            self.screen.say("starting Ray")
-            cluster = stack.enter_context(Cluster(self._placement(stages), self.run_dir))
-            trainers = cluster.start_trainers()
             source = self.resolved.slime["hf_checkpoint"]
             self.model = str(tiny.make(source, self.run_dir / _MODEL_FOLDER)) if source.startswith(tiny.PREFIX) else source
             engines_for = next((options for _, options, _ in stages if options.slime["loss_type"] != "sft_loss"), None)
+            if engines_for is not None and engines_for.slime["rollout_endpoint"]:
+                self._attach(engines_for, stack)
+            self.screen.say("starting Ray")
+            cluster = stack.enter_context(Cluster(self._placement(stages), self.run_dir))
+            trainers = cluster.start_trainers()
             if engines_for is not None:
                 self._start_serving(engines_for, cluster, stack)
             previous = None
@@ -66,17 +74,30 @@ class Conductor:
         """The cluster is laid out for the stage that needs most of it."""
         return max((options for _, options, _ in stages), key=lambda o: o.slime["rollout_num_gpus"])
 
+    def _attach(self, options, stack: contextlib.ExitStack) -> None:
+        """Engines that somebody else owns: claimed, and asked whether they can take this model, before anything is started."""
+        self.fleet = attached = Attached(options.slime["rollout_endpoint"])
+        attached.check()
+        stack.callback(attached.claim(self._name(), self.screen.say).close)
+        dtype = hardware.trainer_dtype(hardware.find().kind, options.megatron)
+        matching.require(self.model, attached.endpoint, attached.alive(), dtype, self.screen.say)
+
+    def _name(self) -> str:
+        """What others are told of this run."""
+        return f"slime train --run-dir {self.run_dir}"
+
     def _start_serving(self, options, cluster: Cluster, stack: contextlib.ExitStack) -> None:
         """Engines begin to start now and are waited for when the first stage needs them."""
         s = options.slime
-        if s["rollout_endpoint"]:
-            self.fleet = Attached(s["rollout_endpoint"])
-        else:
+        if not s["rollout_endpoint"]:
             hardware.check_engine(architecture.read_config(self.model))
             count = s["rollout_num_gpus"] // s["rollout_num_gpus_per_engine"]
             self.screen.say(f"starting {count} SGLang engine{'s' * (count != 1)} and the router")
             self.fleet = Fleet(options, self.model, self.run_dir, cluster.launch_engine, self.screen.say)
             stack.callback(self.fleet.stop)
+            path = claim.beside(self.run_dir / "endpoint.json")
+            stack.callback(claim.Claim(path, self._name(), self.screen.say).close)
+            self.described = {"claim": str(path), **matching.identity(self.model)}
         from slime_cli.options.resolve import args_namespace
 
         args = args_namespace(options)
@@ -92,7 +113,7 @@ class Conductor:
         """The endpoint's client; blocks until the engines are healthy."""
         if self.endpoint is None:
             with self.tracer.span("wait_for_engines"):
-                self.endpoint = self.fleet.wait_healthy()
+                self.endpoint = msgspec.structs.replace(self.fleet.wait_healthy(), **self.described)
             manifests.write(self.run_dir / "endpoint.json", self.endpoint)
             self.screen.say(f"{len(self.endpoint.engines)} engine(s) healthy behind {self.endpoint.router_url}")
             in_flight = self.resolved.slime["sglang_server_concurrency"] * len(self.endpoint.engines)

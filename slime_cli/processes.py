@@ -63,14 +63,19 @@ def leave_working_directory() -> None:
 def find_here(module: str) -> None:
     """From now on ``module`` is found in the working directory where it is nowhere else, and so is what modules there import."""
     leave_working_directory()
-    finder = next((f for f in sys.meta_path if isinstance(f, _Here) and f.folder == os.getcwd()), None)
+    find_in(os.getcwd()).add(module.partition(".")[0])
+
+
+def find_in(folder: str) -> set[str]:
+    """From now on code of ``folder`` finds its neighbours; everybody finds those whose names are put into what this returns."""
+    finder = next((f for f in sys.meta_path if isinstance(f, _Folder) and f.folder == folder), None)
     if finder is None:
-        finder = _Here(os.getcwd())
+        finder = _Folder(folder)
         sys.meta_path.append(finder)
-    finder.names.add(module.partition(".")[0])
+    return finder.names
 
 
-class _Here:
+class _Folder:
     """Finds top-level modules of a folder, as the last of all finders: those named, for everybody; others, for code of the folder."""
 
     def __init__(self, folder: str):

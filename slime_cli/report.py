@@ -7,6 +7,7 @@ import pathlib
 from slime_cli import manifests
 from slime_cli.stage import Stage
 from slime_cli.tracing import ledger as ledgers
+from slime_cli.weights import sync
 
 
 def summarize(run_dir: pathlib.Path, stages: list[Stage], endpoint: manifests.Endpoint | None) -> dict:
@@ -30,9 +31,10 @@ def summarize(run_dir: pathlib.Path, stages: list[Stage], endpoint: manifests.En
         out["weight_version"] = policy.version
         if endpoint is not None:
             out["rollout"] = {"name": endpoint.engine_name, "version": endpoint.engine_version}
-        proofs = policy.proofs
-        out["engines_verified"] = bool(proofs) and all(p.version == policy.version for p in proofs)
-        out["verification"] = [{"engine": p.url, "version": p.version, "kind": p.kind, "tensors": p.tensors} for p in proofs]
+        out["engines_verified"] = sync.verified(policy.proofs)
+        out["verification"] = [
+            {"engine": p.url, "version": p.version, "kind": p.kind, "tensors": p.tensors} for p in policy.proofs
+        ]
     parts = ledgers.ledgers(run_dir)
     out["ledger"] = ledgers.as_json(parts)
     manifests.write_json(run_dir / "summary.json", out)
@@ -63,6 +65,8 @@ def show(console, run_dir: pathlib.Path, summary: dict) -> None:
         if isinstance(value, dict):
             value = " ".join(str(v) for v in value.values()) if "version" in value else json.dumps(value)
         table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    for proof in summary.get("verification") or ():
+        table.add_row(f"verified {proof['engine']}", sync.SHOWN[proof["kind"]])
     console.print(table)
     console.print(ledgers.sentence(ledgers.total(ledgers.ledgers(run_dir)), ledgers.balanced(ledgers.ledgers(run_dir))))
     console.print(f"run directory: {run_dir}   (slime trace {run_dir} · slime profile step {run_dir})", soft_wrap=True)

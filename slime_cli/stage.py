@@ -145,7 +145,10 @@ class Stage:
         self.say(f"{self.name}: Megatron builds the model")
         with self.span("begin_stage"):
             settings = Settings.from_options(s)
-            self.trainers.begin_stage(self._megatron_argv(), settings, self.conductor.model, self._critic_argv() if settings.critic else None)
+            critic = self._critic_argv() if settings.critic else None
+            found = self.trainers.begin_stage(self._megatron_argv(), settings, self.conductor.model, critic)
+            if found["warning"]:
+                self.say(f"warning: {found['warning']}")
             start = None
             if resuming.needs_start(s, self.journal.commits()):
                 start = self.start_from or resuming.start(s, self.say)
@@ -359,9 +362,11 @@ class Stage:
 
     def _send(self, folder: pathlib.Path) -> None:
         """A published version into every engine, proven. A resume may need the one that was current at the last commit."""
-        self.version = folder.name
+        before, self.version = self.version, folder.name
         with self.span("sync"):
             urls = self.conductor.engine_urls()
+            if before is not None:
+                sync.unchanged(urls, before)
             sync.load(urls, folder, self.version)
         with self.span("verify"):
             self.proofs = sync.verify(urls, folder, self.version)

@@ -80,8 +80,9 @@ def test_users_functions_in_the_working_directory_are_found_and_libraries_find_n
     (library / "nearer_library.py").write_text("try:\n    import h2\nexcept ImportError:\n    pass")
     code = f"""
 from slime_cli.rollout import hooks
-score = hooks.load("my_module.score", "reward")
-assert score(None, None) == 1.0
+for path in ("my_module.score", "my_module.py:score"):
+    score = hooks.load(path, "reward")
+    assert score(None, None) == 1.0
 {LIBRARIES}, library, sys
 sys.path.append({str(library)!r})
 import nearer_library

@@ -24,16 +24,16 @@ def main(model: str) -> None:
 
     torch.set_num_threads(1)
     from slime_cli.buffer.batch import TrainBatch
+    from slime_cli.hardware import transformer_engine
     from slime_cli.serving.address import free_port
     from slime_cli.tracing.spans import Tracer, read_spans
     from slime_cli.training import megatron
-    from slime_cli.training.model import has_transformer_engine
     from slime_cli.training.settings import Settings
     from slime_cli.training.trainer import Trainer
     from slime_cli.weights import architecture
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    argv = megatron.always(device, transformer_engine=has_transformer_engine())
+    argv = megatron.always(device, transformer_engine=transformer_engine.problem() is None)
     argv += architecture.argv(architecture.megatron_args(architecture.read_config(model))) + ["--global-batch-size", "256", "--lr", "1e-4"]
     args = megatron.parse(argv, 0, 1)
     megatron.initialise(args, device)

@@ -7,6 +7,8 @@ settings when it is imported.
 import contextlib
 import os
 import pathlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 from slime_cli import processes
@@ -35,7 +37,6 @@ def start(folder: pathlib.Path, cores: int) -> Any:
     settings: dict[str, Any] = dict(include_dashboard=False, log_to_driver=False, logging_level="ERROR", namespace="slime")
     if joined:
         use_token(os.environ, pathlib.Path.home())
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # it repeats each second that it cannot connect
         names = (*_WORKERS, "PYTHONWARNINGS", "PYTHONPATH")
         settings |= {"address": "auto", "runtime_env": {"env_vars": {name: os.environ[name] for name in names}}}
     else:
@@ -44,11 +45,25 @@ def start(folder: pathlib.Path, cores: int) -> Any:
 
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with contextlib.chdir(folder):
+        with contextlib.chdir(folder), _quiet(folder / "ray.log"):
             ray.init(**settings)
     except Exception as error:
         raise _explained(error, joined) from None
     return ray
+
+
+@contextlib.contextmanager
+def _quiet(log: pathlib.Path) -> Iterator[None]:
+    """What Ray's native part writes to stderr meanwhile goes to ``log``: each second that it cannot connect."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with open(log, "ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def use_token(environment: Any, home: pathlib.Path) -> None:

@@ -53,12 +53,12 @@ class TrainerRank:
         """Model, optimizer and scheduler of a stage, with the weights of ``hf_checkpoint``. ``critic_argv``: the critic's options."""
         import torch
 
+        from slime_cli.hardware import transformer_engine
         from slime_cli.training import megatron
-        from slime_cli.training.model import has_transformer_engine
         from slime_cli.training.trainer import Trainer
         from slime_cli.weights.bridge import Bridge
 
-        always = megatron.always(self.device, transformer_engine=has_transformer_engine())
+        always = megatron.always(self.device, transformer_engine=transformer_engine.problem() is None)
         args = megatron.parse(always + argv, self.rank, self.world_size)
         critic_args = None if critic_argv is None else megatron.parse(always + critic_argv, self.rank, self.world_size)
         if not torch.distributed.is_initialized():
@@ -70,7 +70,10 @@ class TrainerRank:
         self.bridge = Bridge(hf_checkpoint, args.params_dtype)
         self.bridge.load(self.trainer.policy.model)
         self.trainer.begin()
-        return {"parameters": sum(p.numel() for module in self.trainer.policy.model for p in module.parameters()), "device": self.device.name}
+        return {
+            "parameters": sum(p.numel() for module in self.trainer.policy.model for p in module.parameters()),
+            "device": self.device.name, "warning": transformer_engine.problem() or "",
+        }  # fmt: skip
 
     def _hooks(self, settings) -> dict[str, Any]:
         from slime_cli.rollout import hooks

@@ -26,11 +26,14 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         raise UsageError(f"--run-dir {run_dir}: {error.strerror}", "choose a folder that you may write to") from None
 
+    import msgspec
+
     from slime_cli.hardware import device as hardware
     from slime_cli.screen import Screen
+    from slime_cli.serving import claim
     from slime_cli.serving.engine import Engine
     from slime_cli.serving.fleet import Fleet
-    from slime_cli.weights import architecture, tiny
+    from slime_cli.weights import architecture, matching, tiny
 
     if model.startswith(tiny.PREFIX):
         model = str(tiny.make(model, run_dir / "model"))
@@ -44,6 +47,8 @@ def run(argv: list[str]) -> int:
     try:
         screen.say("starting the engines (about 40 s on a CPU)")
         endpoint = fleet.wait_healthy()
+        claim.offer(claim.beside(path))
+        endpoint = msgspec.structs.replace(endpoint, claim=str(claim.beside(path)), **matching.identity(model))
         manifests.write(path, endpoint)
         screen.say(f"serving {model} at {endpoint.router_url}, {len(endpoint.engines)} engine(s); written to {path}")
         screen.say("Ctrl-C stops everything")
@@ -56,6 +61,7 @@ def run(argv: list[str]) -> int:
     finally:
         fleet.stop()
         path.unlink(missing_ok=True)
+        claim.beside(path).unlink(missing_ok=True)
     return 0
 
 

@@ -1,7 +1,9 @@
 """``slime sync``: a checkpoint's weights, published as a version, into the engines of an endpoint, proven to be there."""
 
 import argparse
+import contextlib
 import pathlib
+from collections.abc import Callable
 
 from slime_cli import manifests
 from slime_cli.errors import DataError, UsageError
@@ -20,23 +22,24 @@ def run(argv: list[str]) -> int:
 
     from slime_cli.screen import Screen
     from slime_cli.serving.attached import Attached
-    from slime_cli.weights import sync
+    from slime_cli.weights import matching, sync
 
     screen = Screen()
     attached = Attached(args.rollout_endpoint)
     attached.check()
-    folder, version = _published(args, screen)
-    urls = attached.alive()
-    screen.say(f"{len(urls)} engine(s) load {version}")
-    sync.load(urls, folder, version)
-    for proof in sync.verify(urls, folder, version):
-        shown = "every tensor's checksum equals the published one" if proof.kind == "checksum" else "equal to the other engines"
-        screen.say(f"{proof.url} verified at {proof.version}: {proof.tensors} tensors, {shown}")
+    with contextlib.closing(attached.claim(f"slime sync --load {args.load}", screen.say)):
+        urls = attached.alive()
+        folder, version = _published(args, screen, lambda model: matching.require(str(model), attached.endpoint, urls, None, screen.say))
+        screen.say(f"{len(urls)} engine(s) load {version}")
+        sync.load(urls, folder, version)
+        proofs = sync.verify(urls, folder, version)
+    for proof in proofs:
+        screen.say(f"{proof.url} verified at {proof.version}: {proof.tensors} tensors, {sync.SHOWN[proof.kind]}")
     return 0
 
 
-def _published(args, screen) -> tuple[pathlib.Path, str]:
-    """The folder of a published version, made from the checkpoint where it is not one already."""
+def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pathlib.Path, str]:
+    """The folder of a published version, made from the checkpoint where it is not one already. ``check`` refuses a model."""
     source = pathlib.Path(args.load)
     if not source.exists():
         raise DataError(f"--load {source}: no such folder", "point at a checkpoint or a published version")
@@ -44,6 +47,7 @@ def _published(args, screen) -> tuple[pathlib.Path, str]:
     if args.ckpt_step is not None and not is_checkpoint:
         raise UsageError(f"--ckpt-step {args.ckpt_step}: --load {source} holds no torch_dist checkpoints", "leave it out")
     if (source / "manifest.json").exists():
+        check(source)
         return source, args.weight_version or manifests.read(source / "manifest.json", manifests.Weights).version
     root = pathlib.Path(args.publish or pathlib.Path(args.rollout_endpoint).parent / "weights")
     hf, step = source, 0
@@ -59,6 +63,7 @@ def _published(args, screen) -> tuple[pathlib.Path, str]:
 
     version = args.weight_version or f"v{step:06d}"
     whole.check(hf, screen.say)
+    check(hf)
 
     def tensors():
         for file in sorted(hf.glob("*.safetensors")):

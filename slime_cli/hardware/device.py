@@ -54,7 +54,10 @@ def prepare_trainer() -> Device:
         redirect.install()
     else:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron refuses tensor and context parallelism without
-        redirect.stand_in_for_transformer_engine()
+        from slime_cli.hardware import transformer_engine
+
+        if transformer_engine.problem() is not None:
+            redirect.stand_in_for_transformer_engine()
     return device
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from slime_cli.manifests.base import read, write, write_bytes, write_json
 
-__all__ = ["Checkpoint", "Endpoint", "Engine", "Rollout", "Run", "Tensor", "Weights", "read", "write", "write_bytes", "write_json"]
+__all__ = ["Checkpoint", "Claim", "Endpoint", "Engine", "Rollout", "Run", "Tensor", "Weights", "read", "write", "write_bytes", "write_json"]
 
 
 class Run(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.run/1", kw_only=True):
@@ -73,6 +73,23 @@ class Endpoint(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.endpo
     owner_pid: int
     owner_host: str
     created: float
+    claim: str = ""
+    """The file whose lock a process holds that updates the weights; beside the manifest where it is not named."""
+    config: dict[str, Any] = {}
+    """``config.json`` of the model, for those who cannot read its folder."""
+    tokenizer: str = ""
+    """Hash of what the tokenizer does (:func:`slime_cli.weights.matching.tokenizer_hash`)."""
+
+
+class Claim(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.claim/1", kw_only=True):
+    """``endpoint.claim.json`` beside ``endpoint.json``: who updates the engines' weights. Empty when nobody does."""
+
+    holder: str
+    """A run directory, or the command."""
+    host: str
+    pid: int
+    since: float
+    """Unix seconds."""
 
 
 class Rollout(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.rollout/1", kw_only=True):

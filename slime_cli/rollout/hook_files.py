@@ -18,10 +18,9 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
+from slime_cli import processes
 from slime_cli.rollout.raised import installed
 
-APPENDED: set[str] = set()
-"""Folders of hooks that joined the end of ``sys.path``, for imports by a computed name. They prove nothing about a name."""
 _FOLDERS: dict[str, str] = {}
 """Private package -> its folder."""
 
@@ -47,9 +46,7 @@ def _package(folder: pathlib.Path) -> str:
         _FOLDERS[name] = str(folder)
         sys.modules[name] = ModuleType(name, "The folder of a hook.")
         sys.modules[name].__path__ = [str(folder)]
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
-            APPENDED.add(str(folder))
+        processes.find_in(str(folder))  # for imports by a computed name
         if _Finder not in sys.meta_path:
             sys.meta_path.insert(0, _Finder)
     return name
@@ -101,7 +98,6 @@ def _is_neighbour(folder: str, name: str) -> bool:
 
 def _public(name: str) -> ModuleSpec | None:
     """What ``name`` is to code that is in no hook's folder."""
-    path = [entry for entry in sys.path if entry not in APPENDED]
     finders = (finder for finder in sys.meta_path if finder is not _Finder)
-    specs = (finder.find_spec(name, path if finder is PathFinder else None) for finder in finders)
+    specs = (finder.find_spec(name, None) for finder in finders)
     return next((spec for spec in specs if spec is not None), None)

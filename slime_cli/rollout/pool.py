@@ -24,7 +24,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from slime_cli import processes
-from slime_cli.rollout.hook_files import APPENDED
 
 LENGTH = struct.Struct("<I")
 MAX_CHUNK = 64
@@ -139,7 +138,7 @@ class Worker:
             env={"OMP_NUM_THREADS": "1", **processes.environment(users_functions=True)},
         )
         worker = cls(process)
-        process.stdin.write(encode([entry for entry in sys.path if entry and entry not in APPENDED]))
+        process.stdin.write(encode([entry for entry in sys.path if entry]))
         return worker
 
     async def run(self, message: bytes, queue: Queue, jobs: list[Job], timeout: float, start_timeout: float) -> None:

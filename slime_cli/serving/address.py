@@ -21,6 +21,12 @@ def url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def numeric(host: str) -> str:
+    """The address that a name stands for, as it is written before a port; the router takes no names (0.3.2)."""
+    found = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    return f"[{found}]" if ":" in found else found
+
+
 def checked(host: str, option: str) -> str:
     """``host`` as a socket takes it. Raises UsageError when nothing can listen there."""
     host = host.strip().removeprefix("[").removesuffix("]")

@@ -1,9 +1,14 @@
 """An endpoint that somebody else owns (``--rollout-endpoint``): used, watched, never stopped."""
 
+import pathlib
+from collections.abc import Callable
+
 import httpx
+import msgspec
 
 from slime_cli import manifests
 from slime_cli.errors import EngineError
+from slime_cli.serving import claim
 
 
 class Attached:
@@ -11,8 +16,17 @@ class Attached:
 
     def __init__(self, path: str):
         self.path = path
-        self.endpoint = manifests.read(path, manifests.Endpoint)
+        found = manifests.read(path, manifests.Endpoint)
+        self.endpoint = msgspec.structs.replace(found, claim=found.claim or str(claim.beside(path)))
         self.http = httpx.Client(trust_env=False, timeout=10)
+
+    def claim(self, holder: str, say: Callable[[str], None]) -> claim.Claim:
+        """The right to change the engines' weights, for ``holder``. Raises UsageError that names who has it."""
+        path = pathlib.Path(self.endpoint.claim)
+        if not path.parent.is_dir():
+            say(f"warning: {path} is not on this machine, so nothing keeps runs of others from updating the same engines")
+            path = claim.beside(self.path)
+        return claim.Claim(path, holder, say)
 
     def wait_healthy(self) -> manifests.Endpoint:
         self.check()

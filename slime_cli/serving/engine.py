@@ -77,7 +77,7 @@ def rendezvous(argv: tuple[str, ...], folder: str) -> dict[str, str]:
 def start_router(host: str, port: int, argv: list[str], log: pathlib.Path) -> Server:
     """The stock router with no workers yet; they are added as they become healthy. Its metrics are for this machine."""
     command = processes.python(
-        "slime_cli.serving.router_main", "--host", host, "--port", str(port),
+        "slime_cli.serving.router_main", "--host", address.numeric(host), "--port", str(port),
         "--prometheus-host", address.LOOPBACK, "--prometheus-port", str(address.free_port()), *argv,
     )  # fmt: skip
     return Server("router", command, processes.without_proxies(processes.environment()), log)

@@ -1,7 +1,5 @@
 """The model: Megatron's GPTModel, in Transformer Engine's layers where they are installed, else in local ones."""
 
-import importlib.util
-
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -11,12 +9,6 @@ from megatron.training.global_vars import get_args
 
 from slime_cli.errors import UsageError
 from slime_cli.training import attention
-
-
-def has_transformer_engine() -> bool:
-    """True where the genuine package is installed (the CPU stand-in has no file)."""
-    spec = importlib.util.find_spec("transformer_engine")
-    return spec is not None and spec.origin is not None
 
 
 def provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg_collection=None):

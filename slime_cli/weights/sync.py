@@ -2,13 +2,15 @@
 
 The engines load the version from disk (stock ``/update_weights_from_disk``). Proof: each engine reports the version, and
 its weight checker's sum of every tensor equals the sum computed from the published file. Where an engine's layout or
-device makes those sums incomparable (tensor parallel engines, the GPU hash), all engines must still agree with each other;
-the result says which of the two was shown.
+device makes those sums incomparable (tensor parallel engines, the hash of a GPU), all engines must still agree with each
+other, where there are several; the result says which of these was shown.
 """
 
 import concurrent.futures
 import dataclasses
 import pathlib
+from collections.abc import Sequence
+from typing import Literal
 
 import httpx
 import torch
@@ -25,9 +27,37 @@ class Proof:
 
     url: str
     version: str
-    kind: str
-    """``checksum`` (every tensor equals the published one), ``agreement`` (equal to the other engines only)."""
+    kind: Literal["checksum", "agreement", "version"]
+    """What :data:`SHOWN` says."""
     tensors: int
+
+
+SHOWN = {
+    "checksum": "every tensor's checksum equals the published one",
+    "agreement": "all engines hold the same weights, which were not compared with the published ones",
+    "version": "the engine names this version, and its weights were compared with nothing",
+}
+
+
+def verified(proofs: Sequence[Proof]) -> bool | str | None:
+    """Of all engines: True where each was compared with what was published, the kind that holds for each where less was
+    shown, None where nothing but the version's name was.
+    """
+    kinds = {proof.kind for proof in proofs}
+    if kinds == {"checksum"}:
+        return True
+    return "agreement" if kinds and kinds <= {"checksum", "agreement"} else None
+
+
+def unchanged(urls: list[str], version: str) -> None:
+    """Raises EngineError when an engine holds other weights than the ``version`` that the caller sent it last."""
+    for url in urls:
+        found = _get(url, "/model_info").get("weight_version")
+        if found != version:
+            raise EngineError(
+                f"{url} holds weights {found!r}, which this run did not send (its last were {version!r}): another process updates this endpoint",
+                "end that process, or use an endpoint of your own; the same command resumes from the last commit",
+            )
 
 
 def _post(url: str, path: str, body: dict, timeout: float = 1800) -> dict:
@@ -38,6 +68,13 @@ def _post(url: str, path: str, body: dict, timeout: float = 1800) -> dict:
     if answer.status_code != 200:
         raise EngineError(f"{url}{path} answered {answer.status_code}: {answer.text[:300]}")
     return answer.json()
+
+
+def _get(url: str, path: str) -> dict:
+    try:
+        return httpx.Client(trust_env=False, timeout=60).get(url + path).json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise EngineError(f"{url}{path}: {type(error).__name__}: {error}", "is the engine still running?") from None
 
 
 def load(urls: list[str], folder: pathlib.Path, version: str) -> None:
@@ -62,15 +99,15 @@ def verify(urls: list[str], folder: pathlib.Path, version: str) -> list[Proof]:
     expected: dict[str, str | None] = {}
     proofs, first = [], None
     for url in urls:
-        client = httpx.Client(trust_env=False, timeout=60)
-        found = client.get(url + "/model_info").json().get("weight_version")
+        found = _get(url, "/model_info").get("weight_version")
         if found != version:
             raise EngineError(f"{url} reports weight version {found!r}, not {version!r}", "sync it again")
         ranks = _post(url, "/weights_checker", {"action": "checksum"})["ranks"]
         sums = [rank["checksums"] for rank in ranks]
-        comparable = len(sums) == 1 and not torch.cuda.is_available()
+        server = _get(url, "/server_info")
+        comparable = len(sums) == 1 and server.get("device") == "cpu"
         if comparable:
-            dtype = _dtype(client.get(url + "/server_info").json(), named)
+            dtype = _dtype(server, named)
             for name in sums[0]:
                 if name not in expected:
                     tensor = publish.as_engine(named, name, dtype)
@@ -82,7 +119,8 @@ def verify(urls: list[str], folder: pathlib.Path, version: str) -> list[Proof]:
         if first is not None and sums != first:
             raise EngineError(f"{url} and {urls[0]} hold different weights after loading {version}", "sync them again")
         first = sums
-        proofs.append(Proof(url, version, "checksum" if comparable else "agreement", sum(map(len, sums))))
+        less = "agreement" if len(urls) > 1 else "version"
+        proofs.append(Proof(url, version, "checksum" if comparable else less, sum(map(len, sums))))
     return proofs
 
 

@@ -37,6 +37,19 @@ def test_a_ray_of_the_run_s_own_keeps_to_loopback_and_its_workers_start_in_no_fo
     assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0" and "RAY_AUTH_MODE" not in os.environ
 
 
+def test_what_ray_writes_meanwhile_is_in_a_log(ray, tmp_path, capfd):
+    init = ray.init
+
+    def noisy(**settings):
+        os.write(2, b"gcs_client.cc: Failed to get cluster ID\n")
+        init(**settings)
+
+    ray.init = noisy
+    join.start(tmp_path / "logs", 3)
+    os.write(2, b"afterwards\n")
+    assert capfd.readouterr().err == "afterwards\n" and "Failed to get" in (tmp_path / "logs" / "ray.log").read_text()
+
+
 def test_a_cluster_s_workers_get_the_environment_that_a_local_one_inherits(ray, tmp_path):
     os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
     join.start(tmp_path / "logs", 3)

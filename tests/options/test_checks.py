@@ -36,6 +36,9 @@ def test_a_sound_run_has_no_warnings():
         ("--rollout-temperature 0", "--rollout-temperature is 0.0"),
         ("--rollout-temperature nan", "--rollout-temperature takes a number, got 'nan'"),
         ("--rollout-endpoint e --colocate", "exclude each other"),
+        ("--sglang-router-port 80000", "--sglang-router-port 80000: no such port"),
+        ("--sglang-router-port 0", "--sglang-router-port 0: no such port"),
+        ("--sglang-router-port=-1", "--sglang-router-port -1: no such port"),
         ("--eval-interval 2", "--eval-interval without --eval-prompt-data"),
         ("--eval-prompt-data a b c --eval-interval 2", "give pairs"),
         ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "not a multiple of"),
@@ -81,6 +84,11 @@ WITHOUT_EFFECT = [
     ("--balance-data", "--balance-data", "with data parallel 1"),
     ("--balance-by-flops", "--balance-by-flops", "without --use-dynamic-batch-size"),
     ("--kl-loss-coef 0.1", "--kl-loss-coef", "without --use-kl-loss"),
+    (
+        "--rollout-endpoint e --sglang-router-port 9000",
+        "--sglang-router-port",
+        "with --rollout-endpoint: they are for `slime serve-rollout`",
+    ),
     (
         "--rollout-endpoint e --sglang-dtype float32",
         "--sglang-dtype",

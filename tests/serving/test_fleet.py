@@ -19,6 +19,16 @@ def test_the_router_s_metrics_stay_on_this_machine_and_a_user_s_own_word_comes_l
     assert "HTTP_PROXY" not in environment  # engines may be on any machine, and no proxy knows them
 
 
+@pytest.mark.parametrize(("host", "given"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::]"), ("0.0.0.0", "0.0.0.0")])
+def test_the_router_gets_an_address_with_brackets_around_ipv6(monkeypatch, tmp_path, host, given):
+    started = []
+    monkeypatch.setattr(engine, "Server", lambda name, argv, environment, log: started.append(argv))
+    engine.start_router(host, 9000, [], tmp_path / "log")
+    engine.start_router("localhost", 9000, [], tmp_path / "log")
+    hosts = [argv[argv.index("--host") + 1] for argv in started]
+    assert hosts[0] == given and hosts[1] in ("127.0.0.1", "[::1]")
+
+
 def test_ranks_of_an_engine_meet_without_a_server_and_copies_of_the_model_do_not_share_the_place(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     found = engine.rendezvous(("--dtype", "float32"), "/tmp/x")

@@ -152,13 +152,15 @@ class _AnyPackage(types.ModuleType):
 def stand_in_for_transformer_engine() -> None:
     """megatron.bridge imports transformer_engine for its LoRA layers; those are the only users of this stand-in.
 
-    Megatron decides whether it has Transformer Engine when it is first imported, so that import comes first.
+    Megatron decides whether it has Transformer Engine when it is first imported, so that import comes first; a package that
+    does not load is hidden from it.
     """
+    sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
     import megatron.core.models.gpt
     import megatron.core.transformer.transformer_layer  # noqa: F401
 
-    if importlib.util.find_spec("transformer_engine"):
-        return
+    if sys.modules["transformer_engine"] is not None:
+        return  # this stand-in
     for name in ("transformer_engine", "transformer_engine.pytorch"):
         package = _AnyPackage(name)
         package.__spec__ = importlib.machinery.ModuleSpec(name, None)

@@ -43,7 +43,8 @@ def cluster(r: Resolved) -> Iterator[Problem | str]:
             for dest in getattr(r, section)
             if r.origins[f"{section}.{dest}"] == "flag"
         ]
-        unused += ["--rollout-num-gpus"] if r.origins["slime.rollout_num_gpus"] == "flag" else []
+        own = ("rollout_num_gpus", "sglang_router_ip", "sglang_router_port")
+        unused += [f"--{dest.replace('_', '-')}" for dest in own if r.origins[f"slime.{dest}"] == "flag"]
         if unused:
             yield no_effect(unused, "with --rollout-endpoint: they are for `slime serve-rollout`")
     elif devices == 0 and r.slime["loss_type"] != "sft_loss":
@@ -51,6 +52,9 @@ def cluster(r: Resolved) -> Iterator[Problem | str]:
             "--rollout-num-gpus is 0 and there is no --rollout-endpoint",
             "something must generate: give one of the two",
         )
+    port = r.slime["sglang_router_port"]
+    if port is not None and not 1 <= port <= 65535:
+        yield f"--sglang-router-port {port}: no such port", "ports are 1 to 65535; any free one is taken when it is left out"
     if r.slime["colocate"] and not endpoint and devices > layout(r)["world_size"]:
         yield (
             f"--colocate has {layout(r)['world_size']} devices, --rollout-num-gpus is {devices}",

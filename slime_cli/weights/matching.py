@@ -1,0 +1,135 @@
+"""Whether the engines of an endpoint can take a model's weights: compared before anything is sent. Torch-free.
+
+Weights of another shape end an engine, for everybody who uses it; those of another model with equal shapes, or another
+tokenizer, are wrong without a word. What is served is asked of each engine (stock ``/model_info`` and ``/server_info``), and
+looked up in the folder that it names where that is on this machine, else in ``endpoint.json``, which may be old or of another
+machine: what the engine says itself comes first. Called by a run that attaches, and by ``slime sync``.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+
+from slime_cli import manifests
+from slime_cli.errors import DataError, EngineError
+from slime_cli.weights import architecture, tensors
+
+_DTYPES = {"half": "float16", "float": "float32"}
+_FIX = "give the model that the endpoint serves, or start one for yours: slime serve-rollout --hf-checkpoint {model}"
+
+
+class Model(msgspec.Struct, frozen=True):
+    """What is known of a model: enough to say whether another one's weights fit it."""
+
+    where: str
+    architecture: str
+    config: dict[str, Any] = {}
+    """Empty where nobody here can read it."""
+    tokenizer: str = ""
+    dtype: str = ""
+    """What an engine computes in."""
+
+
+def identity(folder: str | os.PathLike) -> dict[str, Any]:
+    """Fields of :class:`slime_cli.manifests.Endpoint` that say which model is served."""
+    return {"config": architecture.read_config(str(folder)), "tokenizer": tokenizer_hash(folder)}
+
+
+def require(folder: str, endpoint: manifests.Endpoint, urls: list[str], dtype: str | None, say: Callable[[str], None]) -> None:
+    """Raises DataError unless every engine at ``urls`` can take the weights of the model in ``folder``.
+
+    ``dtype``: what its trainer computes in; engines that compute in another are warned about.
+    """
+    found = identity(folder)
+    ours = Model(str(folder), architecture.name(found["config"]), **found)
+    for url in urls:
+        theirs = served(url, endpoint)
+        for difference in differences(ours, theirs):
+            raise DataError(f"{folder} does not fit what {theirs.where} serves: {difference}", _FIX.format(model=folder))
+        if not theirs.config:
+            say(f"warning: the model of {theirs.where} can be read nowhere here, so its architecture alone was compared")
+        if dtype and _DTYPES.get(theirs.dtype, theirs.dtype) not in ("", "auto", dtype):
+            say(f"warning: {url} computes in {theirs.dtype}, the trainer in {dtype}, so log-probabilities differ: --sglang-dtype {dtype}")
+
+
+def served(url: str, endpoint: manifests.Endpoint) -> Model:
+    """What the engine at ``url`` serves. Raises EngineError when it does not say."""
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        info, server = _ask(client, f"{url}/model_info"), _ask(client, f"{url}/server_info")
+    folder = info.get("model_path") or endpoint.model
+    host = next((engine.host for engine in endpoint.engines if engine.url == url), None)
+    known = {"config": endpoint.config, "tokenizer": endpoint.tokenizer}
+    if host == os.uname().nodename and (pathlib.Path(folder) / "config.json").is_file():
+        known = identity(folder)
+    overridden = json.loads(server.get("json_model_override_args") or "{}") if known["config"] else {}
+    named = (info.get("architectures") or [architecture.name(known["config"])])[0]
+    return Model(f"{url} ({folder})", named, known["config"] | overridden, known["tokenizer"], server.get("dtype") or "")
+
+
+def _ask(client: httpx.Client, url: str) -> dict[str, Any]:
+    try:
+        answer = client.get(url)
+        return answer.raise_for_status().json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise EngineError(f"{url}: {type(error).__name__}: {error}", "is the engine still running?") from None
+
+
+def differences(ours: Model, theirs: Model) -> Iterator[str]:
+    """In words, the plainest first. What is not known of one of them is passed over."""
+    if ours.architecture != theirs.architecture:
+        yield f"{ours.architecture}, not {theirs.architecture}"
+    if not theirs.config:
+        return
+    one, other = (_rows(model.config) for model in (ours, theirs))
+    if one != other:
+        yield f"a vocabulary of {one}, not {other}"
+    one, other = tensors.required(ours.config) or {}, tensors.required(theirs.config) or {}
+    for name in [*one, *other] if one and other else ():
+        if one.get(name) != other.get(name):
+            yield f"{name} is {_shape(one.get(name))}, not {_shape(other.get(name))}"
+    one, other = (architecture.megatron_args(model.config) for model in (ours, theirs))
+    if one is not None and other is not None:
+        for dest in sorted(one.keys() | other.keys()):
+            if dest not in architecture.CHOICES and one.get(dest) != other.get(dest):
+                yield f"{dest} is {one.get(dest)}, not {other.get(dest)}"
+    if ours.tokenizer and theirs.tokenizer and ours.tokenizer != theirs.tokenizer:
+        yield "its tokenizer has other entries, so answers would be decoded by the wrong one"
+
+
+def _rows(config: dict[str, Any]) -> Any:
+    return (config if "vocab_size" in config else config.get("text_config", {})).get("vocab_size")
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else " x ".join(map(str, shape))
+
+
+def tokenizer_hash(folder: str | os.PathLike) -> str:
+    """Of what the tokenizer does: entries and their ids, merges, special tokens. However its file is written; empty without one."""
+    path = pathlib.Path(folder) / "tokenizer.json"
+    if path.is_file():
+        stat = path.stat()
+        return _hash_of(path, stat.st_size, stat.st_mtime_ns)
+    other = next((p for p in sorted(pathlib.Path(folder).glob("*.model")) if p.is_file()), None)  # SentencePiece, tiktoken
+    return hashlib.sha256(other.read_bytes()).hexdigest() if other else ""
+
+
+@functools.cache  # megabytes of JSON
+def _hash_of(path: pathlib.Path, size: int, mtime: int) -> str:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        model, added = found["model"], found.get("added_tokens") or []
+        vocabulary = model.get("vocab") or []
+        entries = sorted(vocabulary.items()) if isinstance(vocabulary, dict) else vocabulary
+        merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges") or []]
+        tokens = sorted((token["id"], token["content"]) for token in added)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not a tokenizer ({type(error).__name__}: {error})", "download the checkpoint again") from None
+    return hashlib.sha256(json.dumps([model.get("type"), entries, merges, tokens]).encode()).hexdigest()
