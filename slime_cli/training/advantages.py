@@ -74,6 +74,14 @@ def execution_rewards(rewards_N: np.ndarray, executions_N: np.ndarray | None) ->
     return (np.bincount(owner_N, rewards_N) / np.bincount(owner_N))[owner_N], first_N
 
 
+def finite(rewards_N: np.ndarray) -> np.ndarray:
+    """In float64. Raises ValueError for a reward that is not finite: whitening would spread it over the whole batch."""
+    rewards_N = np.asarray(rewards_N, np.float64)
+    if not np.isfinite(rewards_N).all():
+        raise ValueError(f"reward of sample {int(np.flatnonzero(~np.isfinite(rewards_N))[0])} is not finite")
+    return rewards_N
+
+
 def grpo(
     rewards_N: np.ndarray, groups_N: np.ndarray, executions_N: np.ndarray | None = None, *, normalise: bool = True, divide_by_std: bool = True
 ) -> np.ndarray:
@@ -84,9 +92,7 @@ def grpo(
     rewards are equal within float noise, and a group of one execution, gets exactly zero. ``normalise=False`` returns the
     rewards as they are; ``divide_by_std=False`` is Dr. GRPO. Raises ValueError for a reward that is not finite.
     """
-    rewards_N = np.asarray(rewards_N, np.float64)
-    if not np.isfinite(rewards_N).all():
-        raise ValueError(f"reward of sample {int(np.flatnonzero(~np.isfinite(rewards_N))[0])} is not finite")
+    rewards_N = finite(rewards_N)
     if not normalise:
         return rewards_N.copy()
     out = np.zeros_like(rewards_N)
@@ -170,7 +176,7 @@ def compute(
     that ``--kl-coef`` takes off the reward. ``values_R``: the critic's, for ppo. ``distil_R``: student minus teacher log-probabilities, which on-policy distillation takes off the advantage.
     """
     s = settings
-    estimator = s.advantage_estimator
+    estimator, rewards_N = s.advantage_estimator, finite(rewards_N)
     if estimator in GROUP_RELATIVE:
         advantages_R = shape.over_tokens(
             grpo(rewards_N, groups_N, executions_N, normalise=s.rewards_normalization, divide_by_std=s.grpo_std_normalization)

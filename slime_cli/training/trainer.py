@@ -348,6 +348,9 @@ class Trainer:
                 f"{len(shape.mask_R)} response tokens is needed"
             )
         returns_R = np.asarray(data.get("returns", advantages_R), np.float64)
+        for name, values_R in (("advantages", advantages_R), ("returns", returns_R)):
+            if not np.isfinite(shape.masked(values_R)).all():
+                raise ValueError(f"--custom-advantage-function-path left {name!r} that are not finite at trained tokens")
         return shape.masked(advantages_R), shape.masked(returns_R)
 
 

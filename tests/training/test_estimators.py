@@ -141,6 +141,15 @@ def test_the_order_of_samples_changes_nothing(estimator):
     np.testing.assert_allclose(got, want[rows], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("estimator", advantages.ESTIMATORS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_refused_by_every_estimator(estimator, bad):
+    shape, kl, values = case()
+    settings = dataclasses.replace(Settings(), advantage_estimator=estimator, kl_coef=0.1)
+    with pytest.raises(ValueError, match="reward of sample 1 is not finite"):
+        advantages.compute(settings, np.where(np.arange(len(REWARDS)) == 1, bad, REWARDS), GROUPS, shape, kl_R=kl, values_R=values)
+
+
 def test_distillation_takes_the_gap_off_the_advantage():
     shape, gap, _ = case()
     plain, _ = advantages.compute(Settings(), REWARDS, GROUPS, shape)
