@@ -18,7 +18,7 @@ from tests.scripted_engine import ScriptedEngine
 
 def conductor(tmp_path, name, model):
     words = f"--hf-checkpoint {model} --prompt-data p --num-rollout 1 --rollout-batch-size 1 --rollout-endpoint {tmp_path / 'endpoint.json'}"
-    made = Conductor(resolve(words.split(), (), "train"), tmp_path / name, Screen(Console(file=io.StringIO(), width=500)))
+    made = Conductor(resolve(words.split(), (), "train"), tmp_path / name, Screen(Console(file=io.StringIO(), width=500)), {})
     made.model = str(model)
     return made
 
