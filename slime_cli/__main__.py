@@ -27,8 +27,8 @@ def run(argv: list[str]) -> int:
     from slime_cli import processes
     from slime_cli.errors import Interrupted, SlimeError
 
-    processes.leave_working_directory()
     try:
+        processes.leave_working_directory()
         return _dispatch(argv)
     except SlimeError as error:
         if os.environ.get("SLIME_TRACEBACK") == "1":

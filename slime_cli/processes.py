@@ -17,6 +17,8 @@ import urllib.parse
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
+from slime_cli.errors import UsageError
+
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -56,7 +58,11 @@ def import_path(given: str) -> str:
 
 
 def leave_working_directory() -> None:
-    """Takes it off this process's import path."""
+    """Takes it off this process's import path. Raises UsageError when it was removed under this process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory does not exist any more", "cd to one that does") from None
     sys.path[:] = [entry for entry in sys.path if not _is_here(entry) or entry == str(_ROOT)]
 
 
