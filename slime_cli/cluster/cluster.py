@@ -37,8 +37,9 @@ class EngineProxy:
 
         try:
             return ray.get(getattr(self.actor, method).remote())
-        except ray.exceptions.RayActorError:
-            return {"pid": 0, "url": "?", "host": "?", "devices": [], "exit_code": -1, "last_lines": "its Ray actor died"}
+        except ray.exceptions.RayError as error:
+            last = "\n".join(["its Ray actor died", *str(error).splitlines()[-12:]])
+            return {"pid": 0, "url": "?", "host": "?", "devices": [], "exit_code": -1, "last_lines": last}
 
     def state(self) -> dict[str, object]:
         return self._call("state")
@@ -61,8 +62,8 @@ class Cluster:
         self.working_directory = os.getcwd()
         self.ray = ray = join.start(run_dir / "logs", max(os.cpu_count() or 1, bundles))
         resource = {"GPU": 1, "CPU": 1} if self.device.kind == "cuda" and not self._shared_gpu(bundles) else {"CPU": 1}
-        self.group = ray.util.placement_group([resource] * bundles, strategy="PACK")
         with _explained(f"{bundles} bundles of {resource} do not fit this cluster"):
+            self.group = ray.util.placement_group([resource] * bundles, strategy="PACK")
             ray.get(self.group.ready(), timeout=120)
         self.actors: list = []
 
@@ -131,6 +132,8 @@ class Trainers:
             raise EngineError(f"the trainer failed: {error}", "the same command resumes from the last commit") from None
         except self.ray.exceptions.RayActorError as error:
             raise EngineError(f"a trainer rank died: {error}", "the same command resumes from the last commit") from None
+        except self.ray.exceptions.RayError as error:  # its environment could not be made, a node is gone, an object lost
+            raise EngineError(f"Ray: {type(error).__name__}: {error}", "the same command resumes from the last commit") from None
 
 
 @contextlib.contextmanager

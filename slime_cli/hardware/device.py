@@ -80,6 +80,16 @@ def trainer_dtype(kind: str, megatron: dict[str, object]) -> str:
     return "bfloat16" if kind == "cuda" or megatron.get("bf16") else "float32"
 
 
+def engine_dtype(kind: str, megatron: dict[str, object], config: dict[str, object]) -> str:
+    """What engines of a model (its HF ``config.json``) are told to compute in: the trainer's type.
+
+    Some kernels for quantised weights take one type alone, so there a GPU's engine chooses.
+    """
+    if kind == "cuda" and (config.get("quantization_config") or config.get("compression_config")):
+        return "auto"
+    return trainer_dtype(kind, megatron)
+
+
 def engine_environment(environment: dict[str, str]) -> dict[str, str]:
     """Environment of an SGLang server: on a CPU, its CPU engine and the stand-in for the CUDA-only kernel wheel."""
     out = dict(environment)

@@ -1,6 +1,7 @@
 """One SGLang server, and the router in front of several. Stock programs, started by their own command lines."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -83,8 +84,9 @@ def start_router(host: str, port: int, argv: list[str], log: pathlib.Path) -> Se
     return Server("router", command, processes.without_proxies(processes.environment()), log)
 
 
-def engine_argv(resolved) -> list[str]:
+def engine_argv(resolved, model: str) -> list[str]:
     """The user's ``--sglang-*`` options over what the device needs and what the trainer computes in."""
-    needed = hardware.engine_defaults() | {"dtype": hardware.trainer_dtype(hardware.find().kind, resolved.megatron)}
+    config = json.loads((pathlib.Path(model) / "config.json").read_text())
+    needed = hardware.engine_defaults() | {"dtype": hardware.engine_dtype(hardware.find().kind, resolved.megatron, config)}
     merged = {k: v for k, v in needed.items() if k not in resolved.sglang} | resolved.sglang
     return dataclasses.replace(resolved, sglang=merged).sglang_argv()

@@ -66,7 +66,7 @@ class Fleet:
         count = max(1, s["rollout_num_gpus"] // self.tensor_parallel)
         host, port = listening(s)
         self.router_url = address.url(address.reachable(host), port)
-        argv, logs = engine_argv(resolved), run_dir / "logs"
+        argv, logs = engine_argv(resolved, model), run_dir / "logs"
         self.engines: list = []
         self.dead: set[str] = set()
         given = resolved.router_argv()

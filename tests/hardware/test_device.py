@@ -1,5 +1,6 @@
 """What follows from the device: the type that the trainer and its engines compute in."""
 
+import json
 import types
 
 import pytest
@@ -19,10 +20,22 @@ def test_what_the_trainer_computes_in(kind, megatron, dtype):
     assert device.trainer_dtype(kind, megatron) == dtype
 
 
-@pytest.mark.parametrize(("kind", "given", "dtype"), [("cuda", {}, "bfloat16"), ("cpu", {}, "float32"), ("cuda", {"dtype": "half"}, "half")])
-def test_engines_are_told_to_compute_in_the_same_unless_the_user_says_otherwise(monkeypatch, kind, given, dtype):
+@pytest.mark.parametrize(
+    ("kind", "given", "config", "dtype"),
+    [
+        ("cuda", {}, {"torch_dtype": "float32"}, "bfloat16"),
+        ("cpu", {}, {"torch_dtype": "bfloat16"}, "float32"),
+        ("cuda", {"dtype": "half"}, {}, "half"),
+        ("cuda", {}, {"quantization_config": {"quant_method": "awq"}}, "auto"),
+        ("cpu", {}, {"quantization_config": {"quant_method": "fp8"}}, "float32"),
+    ],
+)
+def test_engines_are_told_to_compute_in_the_trainer_s_type_unless_the_user_or_the_weights_say_otherwise(
+    monkeypatch, tmp_path, kind, given, config, dtype
+):
     monkeypatch.setattr(device, "find", lambda: device.Device(kind, 1, kind))
+    (tmp_path / "config.json").write_text(json.dumps(config))
     seen = []
     monkeypatch.setattr(engine.dataclasses, "replace", lambda resolved, sglang: seen.append(sglang) or types.SimpleNamespace(sglang_argv=list))
-    engine.engine_argv(types.SimpleNamespace(sglang=given, megatron={}))
+    engine.engine_argv(types.SimpleNamespace(sglang=given, megatron={}), str(tmp_path))
     assert seen[0]["dtype"] == dtype

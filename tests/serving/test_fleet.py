@@ -76,7 +76,7 @@ def fleet_of(monkeypatch, tmp_path, **slime):
     resolved = types.SimpleNamespace(
         command="serve-rollout", slime=given | slime, sglang={}, megatron={}, router_argv=list, argv=()
     )
-    monkeypatch.setattr(fleet, "engine_argv", lambda resolved: [])
+    monkeypatch.setattr(fleet, "engine_argv", lambda resolved, model: [])
     made = fleet.Fleet(resolved, "model", tmp_path, Scripted, lambda text: None)
     yield made
     made.stop()
