@@ -24,8 +24,11 @@ from slime_cli.options.resolve import Resolved
 JOURNAL, METRICS, LOCK = "journal.sqlite", "metrics.jsonl", ".lock"
 StageOf = tuple[str, Resolved, pathlib.Path]
 """Name, options and folder of a stage."""
-NOT_IDENTITY = {"run_dir", "on_damaged_checkpoint", "rollout_endpoint", "opd_teacher_url", "opd_teacher_timeout", "trace", "sglang_router_ip", "sglang_router_port"}
-"""Options that may differ between attempts: they say where, not what, or what a resume does."""
+NOT_IDENTITY = {
+    "run_dir", "on_damaged_checkpoint", "rollout_endpoint", "opd_teacher_url", "opd_teacher_timeout", "trace", "sglang_router_ip",
+    "sglang_router_port", "max_groups_without_progress", "drop_rollouts",
+}  # fmt: skip
+"""Options that may differ between attempts: they say where, not what, or what a resume does, or when to give up."""
 
 
 def stages(resolved: Resolved, run_dir: pathlib.Path) -> list[StageOf]:

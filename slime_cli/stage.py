@@ -8,20 +8,25 @@ import dataclasses
 import json
 import pathlib
 import time
+import types
+
+from rich.markup import escape
 
 from slime_cli import manifests, publishing, resuming
-from slime_cli.buffer.batch import TrainBatch, file_hash, read_parquet, rollout_folder, to_parquet
+from slime_cli.buffer.batch import TrainBatch, read_again, rollout_folder, unlike_the_others, write
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources import open_source
 from slime_cli.buffer.types import PromptRow, RowError, Sample, executions
-from slime_cli.errors import DataError, UsageError
+from slime_cli.errors import DataError, SlimeError, UsageError
 from slime_cli.manifests import checkpoints
 from slime_cli.options import roles
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import args_namespace
+from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.chat import Rendered, Renderer, RenderOptions, check_lengths
 from slime_cli.rollout.evaluate import evaluate
+from slime_cli.rollout.failures import Failures
 from slime_cli.rollout.generate import Generator
 from slime_cli.rollout.supervised import SupervisedRenderer
 from slime_cli.rollout.teacher import Teacher
@@ -80,9 +85,7 @@ class Stage:
         behind = self._behind()
         self._prepare_trainers(committed, behind)
         if self.policy:
-            client, shape = self.conductor.serving(), self._routed_experts_shape()
-            client.engines = self.conductor.engine_urls if shape else None
-            self.generator = Generator(self.args, client, self.conductor.rewards, shape, self.teacher)
+            self._prepare_generator()
             self._send(behind) if behind else self._publish()
             if not self.s["skip_eval_before_train"] and not first:
                 self._evaluate()
@@ -128,11 +131,23 @@ class Stage:
             raise DataError(f"{s['prompt_data']} changed since this run began", "restore the data or start another --run-dir")
         self.journal.put("source", found)
         self.saver = Saver(s, self.folder, self.conductor.run_dir, self.journal, self.trainers, self.span)
+        columns = tuple(c for c in Settings.from_options(s).columns if c != "teacher_log_probs")  # the teacher sees to those
+        rows = architecture.vocabulary(self.conductor.model)
+        self.boundary = Boundary.of(self.renderer.tokenizer, self.conductor.model, rows, self.args, columns)
+        render = self.boundary.checked(self.renderer.prompt if self.policy else self.renderer.example)
         self.buffer = DataBuffer(
             self.journal, self.source, samples_per_prompt=s["n_samples_per_prompt"], shuffle=s["rollout_shuffle"],
-            seed=s["rollout_seed"], render=self.renderer.prompt if self.policy else self.renderer.example, on_bad_row=s["on_bad_row"],
-            say=self.say,
+            seed=s["rollout_seed"], render=render, on_bad_row=s["on_bad_row"], say=self.say,
         )  # fmt: skip
+        self._drop_rollouts()
+        self.failures = Failures(s["max_groups_without_progress"], lambda text: self.say(escape(f"{self.name}: {text}")))
+
+    def _drop_rollouts(self) -> None:
+        """``--drop-rollouts``: what an earlier attempt made and could not train."""
+        for rollout_id in self.s["drop_rollouts"] or ():
+            found = self.buffer.drop_batch(rollout_id)
+            what = f"dropped, {found} executions" if found else "no such batch waits to be trained"
+            self.say(f"{self.name}: --drop-rollouts {rollout_id}: {what}")
 
     def _num_rollouts(self) -> int:
         if self.s["num_rollout"] is not None:
@@ -173,6 +188,17 @@ class Stage:
                 self.trainers.call("load", committed.checkpoint, False)
                 self.say(f"{self.name}: resumed at step {committed.step} from {committed.checkpoint}, {len(self.buffer.recovery.replay)} batch(es) to train again")
 
+    def _prepare_generator(self) -> None:
+        """Waits for the engines. What users' functions get as ``args`` says where they and the tokenizer's files are."""
+        client, shape = self.conductor.serving(), self._routed_experts_shape()
+        client.engines = self.conductor.engine_urls if shape else None
+        ip, port = client.address()
+        known = {"sglang_router_ip": ip, "sglang_router_port": port, "hf_checkpoint": str(self.conductor.model)}
+        self.args = types.SimpleNamespace(**vars(self.args) | known)
+        self.generator = Generator(
+            self.args, client, self.conductor.rewards, shape, self.teacher, boundary=self.boundary, failures=self.failures
+        )  # fmt: skip
+
     def _routed_experts_shape(self) -> list[int] | None:
         """[layers, experts a token] with ``--use-rollout-routing-replay``."""
         if not self.s["use_rollout_routing_replay"]:
@@ -210,8 +236,8 @@ class Stage:
             self.saver.commit(wait=False)
             with self.span("train"):
                 batch = TrainBatch.from_samples(samples, self.s["reward_key"])
-                steps = self._steps(batch)
-                found = self.trainers.train(batch, not self.policy or self.version == version_name(self.step))
+                steps = self._steps(batch, rollout_id)
+                found = self._train(batch, rollout_id)
             for part in steps:
                 self.step += 1
                 self.saver.trained(self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part)))
@@ -231,24 +257,34 @@ class Stage:
             self._evaluate()
         return line
 
-    def _steps(self, batch: TrainBatch) -> list[range]:
+    def _train(self, batch: TrainBatch, rollout_id: int) -> dict:
+        try:
+            return self.trainers.train(batch, not self.policy or self.version == version_name(self.step))
+        except SlimeError as error:
+            if rollout_id in self.buffer.recovery.replay:  # it may fail for ever
+                error.fix += f"; should it be this batch that fails, --drop-rollouts {rollout_id} makes another in its place"
+            raise
+
+    def _steps(self, batch: TrainBatch, rollout_id: int) -> list[range]:
         """Places of each optimizer step's samples in the batch."""
         steps = packing.split_steps(batch.sample_index_N.tolist(), self.s["num_steps_per_rollout"] or 1)
         if not all(steps):
             raise DataError(
                 f"{len(set(batch.sample_index_N.tolist()))} samples are left for --num-steps-per-rollout {len(steps)}",
-                "look at why the others were dropped: slime trace ledger",
+                f"slime trace ledger says why the others were dropped; with --drop-rollouts {rollout_id} the same command makes "
+                "another batch",
             )
         return steps
 
     def _note(self, line: dict) -> str:
         """What the progress bar says of a rollout."""
         if self.policy:
+            lost = f"  dropped {sum(line['dropped'].values())}" if line["dropped"] else ""
             if "train/grad_norm" not in line:
-                return f"reward {line['reward_mean']:.3f}  critic alone: value loss {line['train/value_loss']:.3f}"
+                return f"reward {line['reward_mean']:.3f}  critic alone: value loss {line['train/value_loss']:.3f}{lost}"
             diff = line.get("train/train_rollout_logprob_abs_diff_max")
             compared = "" if diff is None else f"  logprob diff {diff:.1e}"
-            return f"reward {line['reward_mean']:.3f}  grad {line['train/grad_norm']:.2f}{compared}"
+            return f"reward {line['reward_mean']:.3f}  grad {line['train/grad_norm']:.2f}{compared}{lost}"
         return f"loss {line['train/loss']:.3f}"
 
     def _low_enough(self, line: dict) -> bool:
@@ -261,8 +297,7 @@ class Stage:
         replay = self.buffer.recovery.replay.get(rollout_id)
         folder = rollout_folder(self.folder, rollout_id)
         if replay:
-            kept = set(replay)
-            return [s for s in read_parquet(folder / "samples.parquet") if s.index in kept], collections.Counter()
+            return read_again(folder, replay, self.boundary.rows, self.s["reward_key"]), collections.Counter()
         before = self.buffer.cursor
         with self.span("generate"):
             groups, dropped = self._generate(rollout_id) if self.policy else self._supervised(rollout_id)
@@ -270,29 +305,30 @@ class Stage:
             samples = self._fitting([s for g in groups for s in g.finished], dropped)
             for sample in samples:
                 sample.rollout_id = rollout_id
-            manifests.write_bytes(folder / "samples.parquet", to_parquet(samples))
-            batched = list(executions(samples))
-            fates = {"batched": len(batched)} | {f"dropped:{reason}": n for reason, n in dropped.items()}
-            manifest = manifests.Rollout(
-                rollout_id=rollout_id, groups=len(groups), samples=len(samples), executions=len(batched), fates=fates,
-                weight_versions=sorted({v for s in samples for v in s.weight_versions}), prompt_cursor_before=before,
-                prompt_cursor_after=self.buffer.cursor, files={"samples.parquet": file_hash(folder / "samples.parquet")},
-            )  # fmt: skip
-            manifests.write(folder / "manifest.json", manifest)
+            batched = write(folder, samples, len(groups), dropped, (before, self.buffer.cursor), rollout_id)
             self.journal.batched(batched, rollout_id)
         return samples, dropped
 
     def _fitting(self, samples: list[Sample], dropped: collections.Counter) -> list[Sample]:
-        """Without the executions of which ``--oversize drop`` leaves out a sample; they are dropped in the journal, with the reason."""
+        """Without the executions of which a sample is above the cap with ``--oversize drop``, or lacks what others have; they are
+        dropped in the journal, with the reason."""
+        unfit = unlike_the_others(samples)
         if self.s["oversize"] == "drop" and self.s["use_dynamic_batch_size"]:
             ranks = self.options.megatron.get("context_parallel_size", 1)  # they share a pack
-            over = executions(s for s in samples if packing.padded(len(s.tokens), ranks) > self.s["max_tokens_per_gpu"] * ranks)
-            if over:
-                self.journal.drop(over, "oversize")
-                dropped["oversize"] += len(over)
-                samples = [s for s in samples if s.index not in over]
-        if not samples:
-            raise DataError(f"rollout left no sample to train on ({dict(dropped)})", "look at the reasons: slime trace ledger")
+            gone = {index for indices in unfit.values() for index in indices}
+            unfit["oversize"] = list(executions(
+                s for s in samples if packing.padded(len(s.tokens), ranks) > self.s["max_tokens_per_gpu"] * ranks and s.index not in gone
+            ))  # fmt: skip
+        for reason, indices in unfit.items():
+            self.journal.drop(indices, reason)
+            dropped.update({reason: len(indices)} if indices else {})
+        gone = {index for indices in unfit.values() for index in indices}
+        samples = [sample for sample in samples if sample.index not in gone]
+        if not any(sample.trained for sample in samples):
+            raise DataError(
+                f"the rollout left no token to train on: {len(samples)} samples, dropped {dict(dropped)}",
+                "look at the reasons (slime trace ledger) and at the samples' loss masks",
+            )
         return samples
 
     def _generate(self, rollout_id: int) -> tuple[list[Group], collections.Counter]:
@@ -304,6 +340,8 @@ class Stage:
         for group in groups:
             for sample in group.pending:
                 group.rendered.fill(sample)
+                if fault := self.boundary.fault(sample):
+                    raise RowError(group.row, "unfit", fault, "fix the row")
             group.finished += group.pending
         self.journal.finish([s for g in groups for s in g.pending])
         for group in groups:
@@ -393,12 +431,16 @@ class Stage:
                     results.append(self.conductor.wait(evaluate(name, source, self.generator, self._eval_prompt, advance)))
         manifests.write_json(path, {"step": self.step, "weight_version": self.version, "results": results})
         for r in results:
-            self.say(f"{self.name}: {r['dataset']} at step {self.step}: reward {r['reward_mean']:.3f} over {r['prompts']} prompts")
+            lost = collections.Counter(r["failures"])
+            failed = f"; {lost.total()} of {r['executions']} answers failed and count 0: {self.failures.told(lost)}" if lost else ""
+            left = f"; {r['too_long']} prompts are too long" if r["too_long"] else ""
+            found = f"reward {r['reward_mean']:.3f} over {r['prompts']} prompts"
+            self.say(escape(f"{self.name}: {r['dataset']} at step {self.step}: {found}{left}{failed}"))
 
     def _eval_prompt(self, row: PromptRow) -> Rendered | None:
         """None for a row that is left out, and counted: too long, or with ``--on-bad-row skip`` unusable."""
         try:
-            return self.renderer.eval_prompt(row)
+            return self.boundary.checked(self.renderer.eval_prompt)(row)
         except RowError as error:
             if self.s["on_bad_row"] != "skip":
                 raise

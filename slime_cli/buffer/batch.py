@@ -8,12 +8,18 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import os
 import pathlib
+from collections.abc import Iterable
 
 import numpy as np
 
-from slime_cli.buffer.types import Sample
+from slime_cli import manifests
+from slime_cli.buffer.types import Sample, executions
+from slime_cli.errors import DataError
+
+SAMPLES = "samples.parquet"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +83,7 @@ class TrainBatch:
             group_index_N=np.array([s.group_index for s in samples], np.int64),
             lengths_N=np.array([len(s.tokens) for s in samples], np.int64),
             response_lengths_N=np.array([s.response_length for s in samples], np.int64),
-            rewards_N=np.array([0.0 if s.reward is None else s.reward_value(reward_key) for s in samples], np.float64),
+            rewards_N=np.array([0.0 if s.reward is None else _reward(s, reward_key) for s in samples], np.float64),
             truncated_N=np.array([s.status.value == "truncated" for s in samples], bool),
             tokens_T=flat([s.tokens for s in samples], np.int64),
             loss_mask_R=flat([s.effective_mask() for s in samples], np.uint8),
@@ -89,6 +95,17 @@ class TrainBatch:
         )
 
 
+def _reward(sample: Sample, key: str | None) -> float:
+    try:
+        value = sample.reward_value(key)
+    except (KeyError, TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        under = f" under {key!r}" if key else ""
+        raise ValueError(f"sample {sample.index}: its reward is {sample.reward!r:.200}, no finite number{under}")
+    return value
+
+
 def _all_or_none(samples: list[Sample], name: str) -> list | None:
     """The field of every sample, None when none has it. Raises ValueError when only some have."""
     rows = [getattr(s, name) for s in samples]
@@ -96,6 +113,17 @@ def _all_or_none(samples: list[Sample], name: str) -> list | None:
     if without and len(without) < len(rows):
         raise ValueError(f"sample {without[0]} has no {name} while others have")
     return None if without or not rows else rows
+
+
+def unlike_the_others(samples: list[Sample]) -> dict[str, list[int]]:
+    """Executions by the reason why they don't fit a batch: a sample lacks a column that others have (``no_rollout_log_probs``)."""
+    found: dict[str, list[int]] = {}
+    for name in ("rollout_log_probs", "teacher_log_probs", "rollout_top_p_token_ids", "rollout_routed_experts"):
+        without = executions(s for s in samples if getattr(s, name) is None)
+        if len(without) < len(executions(samples)) and without:
+            found[f"no_{name}"] = list(without)
+            samples = [s for s in samples if s.index not in without]
+    return found
 
 
 def _routed_experts(samples: list[Sample]) -> np.ndarray | None:
@@ -141,6 +169,39 @@ def read_parquet(path: str | os.PathLike) -> list[Sample]:
         for name in ("reward", "metadata", "prompt"):
             row[name] = json.loads(row[name])
         samples.append(Sample.from_dict(row))
+    return samples
+
+
+def write(
+    folder: pathlib.Path, samples: list[Sample], groups: int, dropped: dict[str, int], cursors: tuple[dict, dict], rollout_id: int
+) -> list[int]:
+    """Samples and manifest of a rollout into its folder, durably; the executions of the batch. ``dropped``: executions by reason;
+    ``cursors``: the prompt source's before and after."""
+    manifests.write_bytes(folder / SAMPLES, to_parquet(samples))
+    batched = list(executions(samples))
+    fates = {"batched": len(batched)} | {f"dropped:{reason}": n for reason, n in dropped.items()}
+    manifest = manifests.Rollout(
+        rollout_id=rollout_id, groups=groups, samples=len(samples), executions=len(batched), fates=fates,
+        weight_versions=sorted({v for s in samples for v in s.weight_versions}), prompt_cursor_before=cursors[0],
+        prompt_cursor_after=cursors[1], files={SAMPLES: file_hash(folder / SAMPLES)},
+    )  # fmt: skip
+    manifests.write(folder / "manifest.json", manifest)
+    return batched
+
+
+def read_again(folder: pathlib.Path, indices: Iterable[int], rows: int | None, reward_key: str | None) -> list[Sample]:
+    """What an earlier attempt wrote of the executions ``indices``. DataError, with the way out, when it can't be trained."""
+    path, kept = folder / SAMPLES, set(indices)
+    try:
+        samples = [sample for sample in read_parquet(path) if sample.index in kept]
+        if missing := kept - {sample.index for sample in samples}:
+            raise ValueError(f"sample {min(missing)} is not in it")
+        for sample in samples:
+            sample.check(rows)
+        TrainBatch.from_samples(samples, reward_key)
+    except (ValueError, TypeError, KeyError, OSError) as error:  # pyarrow's errors are among them
+        fix = f"the same command with --drop-rollouts {int(folder.name)} drops this batch and makes another; the ledger keeps count"
+        raise DataError(f"{path} can't be trained: {error}", fix) from None
     return samples
 
 

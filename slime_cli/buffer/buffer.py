@@ -93,6 +93,12 @@ class DataBuffer:
         """Finished groups that this rollout did not need; the next lease starts with them."""
         self._open = [*groups, *self._open]
 
+    def drop_batch(self, rollout_id: int) -> int:
+        """Drops what an earlier attempt batched and never committed; how many executions. The rollout is made anew."""
+        indices = self.recovery.replay.pop(rollout_id, ())
+        self.journal.drop(indices, "drop_rollouts")
+        return len(indices)
+
     def _deal(self) -> Group:
         row, rendered = self._next_row()
         group, self._next_group = self._next_group, self._next_group + 1

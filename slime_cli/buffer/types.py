@@ -8,6 +8,7 @@ a run and is the journal's key. It ends in one sample, or fans out into several 
 
 import dataclasses
 import enum
+import json
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -63,6 +64,7 @@ class RowError(DataError):
 
 PER_TOKEN = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
 """Fields of a sample with one entry for each response token, or None."""
+MAX_LOG_PROB = 1e-3
 
 
 @dataclasses.dataclass(slots=True)
@@ -119,16 +121,40 @@ class Sample:
             return [0] * self.response_length
         return [1] * self.response_length if self.loss_mask is None else list(self.loss_mask)
 
-    def check(self) -> None:
-        """Raises ValueError when the per-token lists do not fit ``response_length``."""
-        if not 0 <= self.response_length <= len(self.tokens):
+    @property
+    def trained(self) -> bool:
+        """Whether any token is."""
+        return not self.remove_sample and self.response_length > 0 and (self.loss_mask is None or any(self.loss_mask))
+
+    def check(self, rows: int | None = None) -> None:
+        """Raises ValueError for what can't be stored or trained: ids beyond the ``rows`` of the embedding, per-token lists that do
+        not fit ``response_length``, numbers that are not finite where a token is trained, metadata that is no plain values."""
+        if not isinstance(self.tokens, list):
+            raise ValueError(f"sample {self.index}: tokens is {type(self.tokens).__name__}, not a list of ids")
+        if not isinstance(self.response_length, int) or not 0 <= self.response_length <= len(self.tokens):
             raise ValueError(f"sample {self.index}: response_length {self.response_length} of {len(self.tokens)} tokens")
+        self._check_types("tokens", {int})
+        if self.tokens and not 0 <= min(self.tokens) <= max(self.tokens) < (rows or math.inf):
+            wrong = next(i for i in self.tokens if not 0 <= i < (rows or math.inf))
+            raise ValueError(f"sample {self.index}: token {wrong} is not among the {rows} rows of the model's embedding")
         for name in PER_TOKEN:
             values = getattr(self, name)
             if values is not None and len(values) != self.response_length:
                 raise ValueError(
                     f"sample {self.index}: {name} has {len(values)} entries for {self.response_length} response tokens"
                 )
+        strange = {*(self.loss_mask or ())} - {0, 1}
+        if strange:
+            raise ValueError(f"sample {self.index}: loss_mask holds {strange.pop()!r}, not only 0 and 1")
+        for name in ("rollout_log_probs", "teacher_log_probs"):
+            if getattr(self, name) is not None:
+                self._check_log_probs(name)
+        if not isinstance(self.response, str):
+            raise ValueError(f"sample {self.index}: response is {type(self.response).__name__}, not text")
+        try:
+            json.dumps(self.metadata)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"sample {self.index}: metadata can't be stored: {error}") from None
 
         offsets, ids = self.rollout_top_p_token_offsets, self.rollout_top_p_token_ids
         if (offsets is None) != (ids is None):
@@ -140,6 +166,20 @@ class Sample:
         routes, shape = self.rollout_routed_experts, self.routed_experts_shape
         if routes is not None and len(routes) != 2 * math.prod(shape or ()) * (len(self.tokens) - 1):
             raise ValueError(f"sample {self.index}: rollout_routed_experts has {len(routes)} bytes for {len(self.tokens)} tokens of {shape}")
+
+    def _check_types(self, name: str, allowed: set[type]) -> None:
+        if strange := {*map(type, getattr(self, name))} - allowed:
+            raise ValueError(f"sample {self.index}: {name} holds {sorted(t.__name__ for t in strange)}")
+
+    def _check_log_probs(self, name: str) -> None:
+        """Numbers, and where a token is trained finite ones of a probability. Rounding may take one a little above 1."""
+        values = getattr(self, name)
+        self._check_types(name, {int, float})
+        if all(map(math.isfinite, values)) and max(values, default=0.0) <= MAX_LOG_PROB:
+            return
+        wrong = next((v for v, m in zip(values, self.effective_mask()) if m and not -math.inf < v <= MAX_LOG_PROB), None)
+        if wrong is not None:
+            raise ValueError(f"sample {self.index}: {name} holds {wrong}, no logarithm of a probability, where a token is trained")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only (msgpack and JSON friendly)."""

@@ -81,6 +81,12 @@ _ROLLOUT = (
         None,
         "Prompts to draw whenever too few groups are left; --rollout-batch-size.",
     ),
+    (
+        "--max-groups-without-progress",
+        "int",
+        128,
+        "Groups in a row of which none is accepted, or prompts of an evaluation, after which the run ends with the reasons.",
+    ),
     ("--dynamic-sampling-filter-path", "str", None, "Function that decides whether a finished group is kept."),
     ("--custom-generate-function-path", "str", None, "Function that generates a sample, or the list that it fans out into: turns, tools, agents."),
     ("--sglang-server-concurrency", "int", 512, "Requests in flight for each engine."),
@@ -211,6 +217,8 @@ _RUN = (
     ("--run-dir", "str", None, "Folder of the run: run.json, journal, rollouts, metrics, trace."),
     ("--trace", "str", "on", "Whether spans are recorded.", {"choices": ("on", "off")}),
     ("--keep-rollouts", "int", None, "Rollout folders to keep, the newest; all when not given."),
+    ("--drop-rollouts", "int", None, "Rollout ids of batches that an interrupted run made, and that are dropped in place of being trained.",
+     {"nargs": "+"}),
 )
 _SETTLED = (
     ("--train-backend", "str", "megatron", "The trainer; Megatron is the only one.", {"choices": ("megatron",)}),

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import collections
+import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,12 @@ class RouterClient:
         self._engines: list[str] | None = None
         """Of the last look; taken anew after a request that failed."""
         self._asked: collections.Counter[str] = collections.Counter()
+
+    def address(self) -> tuple[str, int]:
+        """Host and port of the router, as users' functions put them into ``http://HOST:PORT``."""
+        parts = urllib.parse.urlsplit(self.url)
+        host = parts.hostname or ""
+        return f"[{host}]" if ":" in host else host, parts.port or {"https": 443}.get(parts.scheme, 80)
 
     async def close(self) -> None:
         if self._http is not None:

@@ -1,52 +1,76 @@
 """Evaluation: every prompt of a held-out source, answered and graded, nothing journalled and nothing trained.
 
-An execution counts once: where it fans out its reward is the mean over its siblings.
+An execution counts once: where it fans out its reward is the mean over its siblings; where it fails, its reward is 0 and its
+reason is counted. An evaluation in which every one failed has no result: it ends the run with the reasons.
 """
 
-import asyncio
+import collections
 import statistics
 import types
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from slime_cli.buffer.buffer import Group
-from slime_cli.buffer.types import Sample, Status
-from slime_cli.rollout.generate import Generator
-from slime_cli.rollout.pool import RewardFailure
+from slime_cli.buffer.types import Sample, Status, executions
+from slime_cli.errors import DataError
+from slime_cli.rollout.generate import Generator, side_by_side
 
 
-async def evaluate(name: str, source, generator: Generator, render: Callable, progress: Callable[[int], None]) -> dict[str, float]:
-    """Figures of one evaluation set: mean reward, its standard error, truncation, failures (what failed scores 0)."""
+async def evaluate(name: str, source, generator: Generator, render: Callable, progress: Callable[[int], None]) -> dict[str, Any]:
+    """Figures of one evaluation set: mean reward, its standard error over prompts, truncation, failures by reason."""
     a: types.SimpleNamespace = generator.args
     params = generator.sampling_params() | {
         "temperature": a.eval_temperature, "top_p": a.eval_top_p, "max_new_tokens": a.eval_max_response_len,
     }  # fmt: skip
     n = a.n_samples_per_eval_prompt
+    streak = generator.failures.streak(f"prompts of evaluation {name}")
+    failures: collections.Counter[str] = collections.Counter()
 
-    async def one(i: int) -> tuple[list[float], int, int, int, int]:
-        """Of a prompt: its executions' rewards; counts of samples, cut ones, failures; 1 when it is too long."""
+    async def one(i: int) -> tuple[list[float], list[Sample]]:
+        """Of a prompt: its executions' rewards, none when it is too long, and the samples of those that did not fail."""
         row = source[i]
         rendered = render(row)
         if rendered is None:
-            return [], 0, 0, 0, 1
+            return [], []
         leased = [Sample(index=i * n + k, group_index=i, prompt=rendered.text, label=row.label, metadata=dict(row.metadata)) for k in range(n)]
-        made = await generator.generate(Group(i, row, rendered, [], leased), params)
-        samples = [s for siblings in made for s in siblings]
-        rewards = await generator.rewards.score_group(samples, a)
-        for sample, reward in zip(samples, rewards):
-            sample.reward = 0.0 if isinstance(reward, RewardFailure) else reward
+        samples, failed = await generator.answered(Group(i, row, rendered, [], leased), params)
         progress(1)
-        values = [statistics.fmean(s.reward_value(a.eval_reward_key) for s in siblings) if siblings else 0.0 for siblings in made]
-        cut = sum(s.status is Status.TRUNCATED for s in samples)
-        failures = sum(isinstance(r, RewardFailure) for r in rewards) + sum(not siblings for siblings in made)
-        return values, len(samples), cut, failures, 0
+        lost = collections.Counter(failed.values())
+        failures.update(lost)
+        streak.settle(bool(samples), lost)
+        values = dict.fromkeys(failed, 0.0)
+        for index, siblings in executions(samples).items():
+            values[index] = statistics.fmean(s.reward_value(a.eval_reward_key) for s in siblings)
+        return [values[index] for index in sorted(values)], samples
 
-    rows = await asyncio.gather(*(one(i) for i in range(len(source))))
-    rewards = np.array([value for values, *_ in rows for value in values])
-    samples, cut, failures, too_long = (sum(counts) for counts in zip(*(row[1:] for row in rows)))
+    rows = await side_by_side(one(i) for i in range(len(source)))
+    rewards_PN = [values for values, _ in rows if values]
+    if not rewards_PN:
+        long = f"evaluation {name}: every one of its {len(source)} prompts is longer than --rollout-max-prompt-len"
+        raise DataError(long, "raise it, or choose other data")
+    samples = [sample for _, made in rows for sample in made]
+    if not samples:
+        streak.end()
+    mean, error = mean_over_prompts(rewards_PN)
     return {
-        "dataset": name, "prompts": int(sum(bool(values) for values, *_ in rows)), "samples": samples,
-        "executions": len(rewards), "reward_mean": float(rewards.mean()), "reward_standard_error": float(rewards.std() / max(len(rewards), 1) ** 0.5),
-        "truncated_ratio": cut / max(samples, 1), "reward_failures": failures, "too_long": too_long,
+        "dataset": name, "prompts": len(rewards_PN), "samples": len(samples), "executions": sum(map(len, rewards_PN)),
+        "reward_mean": mean, "reward_standard_error": error,
+        "truncated_ratio": sum(s.status is Status.TRUNCATED for s in samples) / len(samples),
+        "failures": dict(failures), "too_long": len(rows) - len(rewards_PN),
     }  # fmt: skip
+
+
+def mean_over_prompts(rewards_PN: list[list[float]]) -> tuple[float, float | None]:
+    """Mean over all executions of P prompts, and its standard error; None for one prompt, which says nothing of others.
+
+    Answers to one prompt are not independent (at temperature 0 they are the same), prompts are: the error is the linearised one
+    of a ratio of two sums over prompts, which is the spread of the prompts' means where each has as many answers.
+    """
+    sizes_P = np.array([len(values) for values in rewards_PN], np.float64)
+    sums_P = np.array([sum(values) for values in rewards_PN], np.float64)
+    count, mean = len(sizes_P), sums_P.sum() / sizes_P.sum()
+    if count < 2:
+        return float(mean), None
+    return float(mean), float(np.sqrt(count / (count - 1) * np.square(sums_P - mean * sizes_P).sum()) / sizes_P.sum())

@@ -1,23 +1,31 @@
 """One rollout: groups generated and rewarded concurrently, each journalled as it finishes, until enough are accepted.
 
 The custom function may fan one execution out into several samples. It is trained whole or dropped whole: when it has no sample,
-or generation or reward of one sibling fails, the execution is dropped for the reason of the first that failed.
+or generation or reward of one sibling fails, the execution is dropped for the reason of the first that failed. What a user's
+function raises for one sample, or returns unfit for training, costs that execution; what it raises for a group ends the run.
 """
 
 import asyncio
 import collections
 import dataclasses
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.types import Sample, Status, executions
-from slime_cli.rollout import hooks, nucleus
+from slime_cli.errors import UsageError
+from slime_cli.rollout import hooks, nucleus, raised
+from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
+from slime_cli.rollout.failures import Failure, Failures
 from slime_cli.rollout.pool import RewardFailure
 from slime_cli.rollout.rewards import RewardPool
 from slime_cli.rollout.teacher import Teacher
+
+FILTER = "--dynamic-sampling-filter-path"
+CANCEL_SECONDS = 5.0
+"""A user's function may not listen; it is not waited for longer."""
 
 
 @dataclasses.dataclass
@@ -34,12 +42,16 @@ class Generator:
 
     def __init__(
         self, args: types.SimpleNamespace, client: RouterClient, rewards: RewardPool, routed_experts_shape: list[int] | None = None,
-        teacher: Teacher | None = None,
+        teacher: Teacher | None = None, *, boundary: Boundary | None = None, failures: Failures | None = None,
     ):  # fmt: skip
         """``routed_experts_shape``: layers and experts a token, where the engines are to say which experts they chose."""
         self.args, self.client, self.rewards, self.routed_experts_shape = args, client, rewards, routed_experts_shape
-        self.teacher = teacher
-        self.custom = hooks.load(args.custom_generate_function_path, "generate") if args.custom_generate_function_path else None
+        self.teacher, self.boundary = teacher, boundary or Boundary()
+        self.failures = failures or Failures()
+        self.streak = self.failures.streak("groups")
+        path = args.custom_generate_function_path
+        self.custom = hooks.load(path, "generate") if path else None
+        self.custom_place = f"generate hook {path!r}: {hooks.place_of(self.custom)}" if path else ""
         path = args.dynamic_sampling_filter_path
         self.filter = hooks.load(path, "dynamic_filter") if path else None
 
@@ -55,72 +67,111 @@ class Generator:
         """``rollout_batch_size`` accepted groups. Groups accepted beyond that are kept for the next rollout."""
         need, dropped = self.args.rollout_batch_size, collections.Counter()
         accepted: list[Group] = []
+
+        async def one(group: Group) -> None:
+            lost = await self._group(group, buffer.journal)
+            dropped.update(lost)
+            if group.finished:
+                accepted.append(group)
+            self.streak.settle(bool(group.finished), lost)
+            progress(bool(group.finished))
+
         while len(accepted) < need:
             missing = need - len(accepted)
             count = missing if self.filter is None else max(missing, self.args.over_sampling_batch_size or missing)
-            groups = buffer.lease(count, rollout_id)
-
-            async def one(group: Group) -> Group | None:
-                kept = await self._group(group, buffer.journal, dropped)
-                progress(1 if kept else 0)
-                return kept
-
-            accepted += [g for g in await asyncio.gather(*(one(g) for g in groups)) if g is not None]
+            await side_by_side(one(group) for group in buffer.lease(count, rollout_id))
+        accepted.sort(key=lambda group: group.index)
         buffer.give_back(accepted[need:])
         return Result(accepted[:need], dropped)
 
-    async def _group(self, group: Group, journal, dropped: collections.Counter) -> Group | None:
-        failed: dict[int, str] = {}
+    async def _group(self, group: Group, journal) -> collections.Counter[str]:
+        """Finishes the group's pending executions, or drops them: how many by reason. All of it is dropped where none of it is to be
+        trained, and nothing of it is left in ``finished``."""
+        whole, failed = await self.answered(group)
+        journal.finish(whole)
+        group.finished = sorted([*group.finished, *whole], key=lambda s: (s.index, s.part))
+        group.pending = []
+        if group.finished and (reason := await self._refusal(group.finished)):
+            failed |= dict.fromkeys(executions(group.finished), reason)
+            group.finished = []
+        lost = collections.Counter(failed.values())
+        for reason in lost:
+            journal.drop([index for index, why in failed.items() if why == reason], reason)
+        return lost
 
-        def drop(indices: Iterable[int], reason: str) -> None:
-            indices = list(indices)
-            journal.drop(indices, reason)
-            dropped[reason] += len(indices)
-
-        made = await self.generate(group)
-        for leased, siblings in zip(group.pending, made, strict=True):
-            if reason := _failure(siblings):
-                failed[leased.index] = reason
-        whole = [s for siblings in made for s in siblings if s.index not in failed]
-        if self.teacher:
-            whole = await self.teacher.teach(whole, failed)
-        for sample, reward in zip(whole, await self.rewards.score_group(whole, self.args), strict=True):
-            if isinstance(reward, RewardFailure):
-                failed.setdefault(sample.index, f"reward_{reward.kind}")
-            else:
-                sample.reward = reward
-        finished = [s for s in whole if s.index not in failed]
-        journal.finish(finished)
-        group.finished, group.pending = group.finished + finished, []
-        for reason in dict.fromkeys(failed.values()):
-            drop((index for index, why in failed.items() if why == reason), reason)
-        if not group.finished:
-            return None
-        group.finished.sort(key=lambda s: (s.index, s.part))
-        reason = self._refusal(group.finished)
-        if reason:
-            drop(executions(group.finished), reason)
-            return None
-        return group
-
-    def _refusal(self, samples: list[Sample]) -> str | None:
-        """Why the dynamic filter leaves the group out; None when it stays."""
+    async def _refusal(self, samples: list[Sample]) -> str | None:
+        """Why the group is left out; None when it stays."""
+        if not any(sample.trained for sample in samples):
+            self.failures.show(Failure("nothing_to_train", f"group {samples[0].group_index}: every token of its samples is masked"))
+            return "nothing_to_train"
         if self.filter is None:
             return None
-        verdict = self.filter(self.args, samples)
+        where = f"{FILTER}: {hooks.place_of(self.filter)}"
+        try:
+            verdict = await hooks.awaited(self.filter(self.args, samples))
+        except Exception as error:
+            raise UsageError(f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}") from error
         keep = getattr(verdict, "keep", verdict)
+        if keep is None:
+            raise UsageError(f"{where} returned None", "return whether the group is kept, True or False")
         return None if keep else f"filter_{getattr(verdict, 'reason', None) or 'rejected'}"
 
-    async def generate(self, group: Group, params: dict[str, Any] | None = None) -> list[list[Sample]]:
+    async def answered(self, group: Group, params: dict[str, Any] | None = None) -> tuple[list[Sample], dict[int, str]]:
+        """Rewarded samples of the group's pending executions, whole ones, and why the others failed, by index."""
+        failed, training = {}, params is None
+
+        def fail(index: int, failure: Failure) -> None:
+            failed.setdefault(index, failure.reason)
+            self.failures.show(failure)
+
+        whole: list[Sample] = []
+        answers = await self.generate(group, params)
+        if answers and all(isinstance(made, Failure) and made.reason == "generation_error" for made in answers):
+            self.client.alive()  # raises when the engines are gone, and the user's functions can do nothing about it
+        for leased, made in zip(group.pending, answers, strict=True):
+            if found := made if isinstance(made, Failure) else self._failure(made, training):
+                fail(leased.index, found)
+            else:
+                for sample in made:
+                    self.boundary.strip(sample)
+                whole += made
+        if self.teacher and training:
+            whole = await self.teacher.teach(whole, failed)
+        for sample, reward in zip(whole, await self.rewards.score_group(whole, self.args, self.boundary.stops), strict=True):
+            if isinstance(reward, RewardFailure):
+                fail(sample.index, Failure(f"reward_{reward.kind}", reward.detail, reward.trace))
+            elif fault := self.boundary.fault(sample, training):  # the user's function may have changed it
+                fail(sample.index, Failure("reward_invalid", fault))
+            else:
+                sample.reward = reward
+        return [sample for sample in whole if sample.index not in failed], failed
+
+    def _failure(self, siblings: list[Sample], training: bool) -> Failure | None:
+        """Why an execution counts as failed; None when all of it is there, and fit for training."""
+        if not siblings:
+            return Failure("generation_empty", f"{self.custom_place} returned no sample")
+        maker = self.custom_place or "the engine"
+        for sample in siblings:
+            if sample.status not in (Status.COMPLETED, Status.TRUNCATED):
+                return Failure(f"generation_{sample.status.value}", f"{maker}: sample {sample.index} ended so")
+            if fault := self.boundary.fault(sample, training):
+                return Failure("generation_invalid", f"{maker}: {fault}")
+        if not any(sample.response_length for sample in siblings):
+            return Failure("generation_no_tokens", f"{maker}: sample {siblings[0].index} has no response token")
+        return None
+
+    async def generate(self, group: Group, params: dict[str, Any] | None = None) -> list[list[Sample] | Failure]:
         """Responses for the group's pending samples: one request for all of them, or the custom function for each.
 
-        What each of them ended in, in order: itself, or the siblings that the function fanned it out into.
+        What each of them ended in, in order: itself, or the siblings that the function fanned it out into. ``params`` are those of
+        an evaluation. Raises DataError for a prompt that the model can't take.
         """
         training, params = params is None, params or self.sampling_params()
         if not group.pending:
             return []
+        self.boundary.prompt(group.row, group.rendered.tokens)
         if self.custom:
-            return await asyncio.gather(*(self._custom(sample, params, group.rendered.tokens) for sample in group.pending))
+            return await side_by_side(self._custom(sample, params, group.rendered.tokens, not training) for sample in group.pending)
         replay = training and self.args.use_top_p_replay and self.args.rollout_top_k > 0
         body = {"input_ids": group.rendered.tokens, "sampling_params": params | {"n": len(group.pending)}, "return_logprob": True}
         body |= nucleus.request(self.args.rollout_top_k) if replay else {}
@@ -135,18 +186,32 @@ class Generator:
                 nucleus.fill(sample, answer, self.args.rollout_top_p)
         return [[sample] for sample in group.pending]
 
-    async def _custom(self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int]) -> list[Sample]:
-        result = await self.custom(self.args, dataclasses.replace(leased, tokens=list(prompt_tokens)), dict(params))
-        made = hooks.siblings(self.args.custom_generate_function_path, leased, result)
+    async def _custom(self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int], evaluation: bool) -> list[Sample] | Failure:
+        given = dataclasses.replace(leased, tokens=list(prompt_tokens), metadata=dict(leased.metadata))
+        optional = hooks.accepted(self.custom, evaluation=evaluation)
+        try:
+            result = await hooks.awaited(self.custom(self.args, given, dict(params), **optional))
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
+                raise  # the run ends; a cancellation of the function's own is its failure
+            return Failure("generation_error", raised.sentence(error), raised.trace(error))
+        try:
+            made = hooks.siblings(self.custom_place, leased, result)
+        except (ValueError, TypeError) as error:
+            return Failure("generation_invalid", f"{self.custom_place}: {error}")
         for sample in made:
             if sample.status is Status.PENDING:
                 sample.status = Status.COMPLETED
         return made
 
 
-def _failure(siblings: list[Sample]) -> str | None:
-    """Why generation of an execution counts as failed; None when all of it is there."""
-    if not siblings:
-        return "generation_empty"
-    bad = (s.status.value for s in siblings if s.status not in (Status.COMPLETED, Status.TRUNCATED))
-    return next((f"generation_{status}" for status in bad), None)
+async def side_by_side(coroutines: Iterable[Coroutine]) -> list[Any]:
+    """What each comes to, in order. The first that raises ends the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+        raise

@@ -15,7 +15,7 @@ from typing import Any
 
 from slime_cli import processes
 from slime_cli.buffer.source_base import nearest
-from slime_cli.buffer.types import Sample
+from slime_cli.buffer.types import PER_TOKEN, Sample, Status
 from slime_cli.errors import SlimeError, UsageError
 from slime_cli.rollout import hook_files, raised
 
@@ -85,22 +85,38 @@ def load(path: str, kind: str) -> Callable[..., Any]:
     return function
 
 
-def siblings(path: str, leased: Sample, result: Any) -> list[Sample]:
-    """What the generate function at ``path`` returned for ``leased``: a Sample, or the list it fanned out into (maybe empty).
+def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
+    """What the generate function ``where`` returned for ``leased``: a Sample, or the list it fanned out into (maybe empty).
 
-    Each as a copy that has the execution's identity, whatever the function wrote there. UsageError for anything else, a
-    ValueError naming the sample for per-token lists that do not fit.
+    Each as a copy that has the execution's identity, whatever the function wrote there, and plain values where it left arrays.
+    UsageError for anything else; ValueError for a status that there is not.
     """
     found = result if isinstance(result, list) else [result]
     strange = next((type(one).__name__ for one in found if not isinstance(one, Sample)), None)
     if strange:
         held = f"a list that holds {strange}" if isinstance(result, list) else strange
-        raise UsageError(f"generate hook {path!r}: it returned {held}", "return a Sample, or a flat list of the Samples of one execution")
+        raise UsageError(f"{where} returned {held}", "return a Sample, or a flat list of the Samples of one execution")
     identity = {"index": leased.index, "group_index": leased.group_index, "rollout_id": leased.rollout_id}
-    out = [dataclasses.replace(one, **identity, part=part) for part, one in enumerate(found)]
-    for sample in out:
-        sample.check()
-    return out
+    return [dataclasses.replace(one, **identity, part=part, **_plain_fields(one)) for part, one in enumerate(found)]
+
+
+def _plain_fields(sample: Sample) -> dict[str, Any]:
+    """The fields that functions like to fill with arrays, tensors or numbers of their kinds, and the status as one of ours."""
+    lists = {name: getattr(sample, name) for name in ("tokens", *PER_TOKEN, "rollout_top_p_token_ids", "rollout_top_p_token_offsets")}
+    out = {name: None if values is None else [_number(v) for v in _list(values)] for name, values in lists.items()}
+    versions = [str(version) for version in sample.weight_versions]
+    return out | {"status": Status(sample.status), "weight_versions": versions, "response_length": _number(sample.response_length)}
+
+
+def _list(values: Any) -> Any:
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _number(value: Any) -> Any:
+    """A Python number of an array's, a tensor's or a flag; anything else as it is."""
+    if type(value) in (int, float):
+        return value
+    return int(value) if isinstance(value, bool) else _list(value)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -138,7 +154,7 @@ def _guarded(where: str, function: Callable[..., Any]) -> Callable[..., Any]:
             raise UsageError(f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}") from error
         if inspect.iscoroutine(result):
             result.close()
-            raise UsageError(f"{where}: {_place(function)} must not be async", "it returned a coroutine, not a result")
+            raise UsageError(f"{where}: {place_of(function)} must not be async", "it returned a coroutine, not a result")
         return _guarded(where, result) if inspect.isfunction(result) else result
 
     return call
@@ -211,15 +227,16 @@ def _check_call(path: str, kind: str, function: Any) -> None:
         signature.bind(*call.positional, **dict.fromkeys(call.keywords))
     except TypeError as error:
         raise UsageError(
-            f"{where}: {_place(function)}{signature} does not accept the call: {error}", f"slime calls {call}"
+            f"{where}: {place_of(function)}{signature} does not accept the call: {error}", f"slime calls {call}"
         ) from None
     if call.form == "async" and not may_be_async(function):
-        raise UsageError(f"{where}: {_place(function)} must be an `async def`", f"slime calls {call}")
+        raise UsageError(f"{where}: {place_of(function)} must be an `async def`", f"slime calls {call}")
     if call.form == "sync" and is_async(function):
-        raise UsageError(f"{where}: {_place(function)} must not be async", f"slime calls {call}")
+        raise UsageError(f"{where}: {place_of(function)} must not be async", f"slime calls {call}")
 
 
-def _place(function: Any) -> str:
+def place_of(function: Any) -> str:
+    """``name (FILE:LINE)`` of its definition."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     name = getattr(function, "__name__", type(function).__name__)
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name

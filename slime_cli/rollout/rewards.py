@@ -15,6 +15,7 @@ import math
 import pickle
 import random
 import urllib.parse
+from collections.abc import Sequence
 from typing import Any
 
 from slime_cli.buffer.types import Sample, Status
@@ -73,6 +74,13 @@ def checked_reward(value: Any, key: str | None, needs_key: bool = True) -> Rewar
     return value
 
 
+def without_stops(response: str, stops: Sequence[str]) -> str:
+    """``response`` without the stop text at its end, and white space around it."""
+    text = response.rstrip()
+    found = max((stop.rstrip() for stop in stops if stop.strip() and text.endswith(stop.rstrip())), key=len, default="")
+    return text.removesuffix(found) if found else response
+
+
 def finite(value: bool | int | float) -> bool:
     try:
         return math.isfinite(value)
@@ -103,21 +111,22 @@ class RewardPool:
     async def close(self) -> None:
         await asyncio.gather(self.workers.close(), self._remote.close())
 
-    async def score(self, sample: Sample, args: Any) -> Reward | RewardFailure:
-        """One sample's reward. Fields that a custom function changes in its copy are carried over to ``sample``."""
+    async def score(self, sample: Sample, args: Any, stops: Sequence[str] = ()) -> Reward | RewardFailure:
+        """One sample's reward. Fields that a custom function changes in its copy are carried over to ``sample``. ``stops``: texts
+        that the user named as the end of an answer."""
         try:
-            result = self._judge(await self._outcome(sample, args), [sample], args)[0]
+            result = self._judge(await self._outcome(sample, args, stops), [sample], args)[0]
         except Exception as error:  # a sample or options of a shape nobody foresaw: still only this sample
             result = RewardFailure(
                 "error", str(error) if isinstance(error, SlimeError) else f"{type(error).__name__}: {error}"
             )
         return self._counted(result)
 
-    async def score_group(self, samples: list[Sample], args: Any) -> list[Reward | RewardFailure]:
+    async def score_group(self, samples: list[Sample], args: Any, stops: Sequence[str] = ()) -> list[Reward | RewardFailure]:
         """Rewards of a group, one per sample and in order. With ``group_rm`` the function sees the whole group."""
         paths = {custom_path(sample, args) for sample in samples}
         if not args.group_rm or not samples or paths == {None}:
-            return list(await asyncio.gather(*(self.score(sample, args) for sample in samples)))
+            return list(await asyncio.gather(*(self.score(sample, args, stops) for sample in samples)))
         if len(paths) > 1:
             outcome = RewardFailure(
                 "error", f"--group-rm: this group names several functions: {sorted(map(str, paths))}"
@@ -126,7 +135,7 @@ class RewardPool:
             outcome = await self._group_outcome(paths.pop(), samples, args)
         return [self._counted(result) for result in self._judge(outcome, samples, args)]
 
-    async def _outcome(self, sample: Sample, args: Any) -> Any:
+    async def _outcome(self, sample: Sample, args: Any, stops: Sequence[str]) -> Any:
         """``([value], [changed fields])`` or a failure."""
         path = custom_path(sample, args)
         if sample.reward is not None:
@@ -143,7 +152,8 @@ class RewardPool:
             if rm_type.removeprefix(graders.BOXED_PREFIX) == "remote_rm":
                 outcome = await self._remote.ask(sample, rm_type, args)
             else:
-                payload = (rm_type, sample.response, sample.label, sample.metadata, sample.index)
+                response = without_stops(sample.response, stops) if rm_type in graders.WHOLE_TEXT else sample.response
+                payload = (rm_type, response, sample.label, sample.metadata, sample.index)
                 outcome = await self.workers.submit(GRADE, pickle.dumps(payload))
         return outcome if isinstance(outcome, RewardFailure) else ([outcome[0]], [outcome[1]])
 

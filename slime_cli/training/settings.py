@@ -104,6 +104,17 @@ class Settings:
         return self.policy and (self.use_tis or self.use_rs or self.get_mismatch_metrics)
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """Fields that every sample of a policy's batch must have: engines fill them in, or a custom generate function does."""
+        wanted = {
+            "rollout_log_probs": self.use_rollout_logprobs or self.corrected,
+            "rollout_top_p_token_ids": self.use_top_p_replay,
+            "rollout_routed_experts": self.use_rollout_routing_replay,
+            "teacher_log_probs": self.use_opd and self.opd_type == "sglang",
+        }
+        return tuple(name for name, needed in wanted.items() if needed and self.policy)
+
+    @property
     def replays_routing(self) -> bool:
         """The policy's steps follow experts that were chosen before."""
         return self.policy and (self.use_routing_replay or self.use_rollout_routing_replay)

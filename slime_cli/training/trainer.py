@@ -135,15 +135,12 @@ class Trainer:
 
     def _check(self, batch: TrainBatch) -> None:
         """Raises ValueError for a column that the settings need and the samples lack: a custom generate function must fill it in."""
-        s = self.settings
-        needed = {
-            "rollout_log_probs": (s.use_rollout_logprobs or s.corrected, batch.rollout_log_probs_R),
-            "rollout_top_p_token_ids": (s.use_top_p_replay, batch.kept_ids_K),
-            "rollout_routed_experts": (s.use_rollout_routing_replay, batch.routed_experts_TLK),
-            "teacher_log_probs": (s.use_opd and s.opd_type == "sglang", batch.teacher_log_probs_R),
-        }
-        for name, (wanted, column) in needed.items():
-            if wanted and column is None:
+        columns = {
+            "rollout_log_probs": batch.rollout_log_probs_R, "rollout_top_p_token_ids": batch.kept_ids_K,
+            "rollout_routed_experts": batch.routed_experts_TLK, "teacher_log_probs": batch.teacher_log_probs_R,
+        }  # fmt: skip
+        for name in self.settings.columns:
+            if columns[name] is None:
                 raise ValueError(f"the samples have no {name}, which the options need; a custom generate function must fill it in")
 
     def _objective(self) -> tuple[Callable, Callable]:

@@ -1,21 +1,25 @@
 """Rollout and evaluation with a scripted generate function: executions that fan out, fail, and are told what they may return."""
 
+import asyncio
 import dataclasses
 import types
+from fractions import Fraction
 
 import pytest
 
 from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.types import PromptRow, Sample, Status, executions
-from slime_cli.errors import UsageError
-from slime_cli.rollout.evaluate import evaluate
+from slime_cli.errors import DataError, EngineError, UsageError
+from slime_cli.rollout.boundary import Boundary
+from slime_cli.rollout.evaluate import evaluate, mean_over_prompts
+from slime_cli.rollout.failures import Failures
 from slime_cli.rollout.generate import Generator
 from slime_cli.rollout.rewards import RewardPool
 from slime_cli.training import packing
 
 FUNCTIONS = """
-import copy
+import asyncio, copy
 from slime_cli.buffer.types import Sample, Status
 
 def made(sample, response, reward=None, status=Status.PENDING):
@@ -31,6 +35,24 @@ async def agent(args, sample, sampling_params):
 async def nested(args, sample, sampling_params): return [[sample]]
 async def nothing(args, sample, sampling_params): pass
 
+async def scripted(args, sample, sampling_params, evaluation=None):
+    act = args.script[sample.index % len(args.script)]
+    args.seen.append((sample.index, evaluation))
+    if act == "raise": raise KeyError("lost")
+    if act == "exit": raise SystemExit(3)
+    if act == "cancel": raise asyncio.CancelledError
+    out = made(sample, "0")
+    for name, value in args.change.items() if act == "change" else ():
+        setattr(out, name, value)
+    return out
+
+def kept(args, samples): return 1 / 0 if args.verdict == "raise" else args.verdict
+async def kept_async(args, samples): return args.verdict
+def raising(args, sample, **kw): raise KeyError("lost")
+def forgetful(args, sample, **kw): pass
+def breaking(args, sample, **kw):
+    sample.loss_mask = [1, 1]
+    return 1.0
 def exact(args, sample, **kw): return float(sample.response == sample.label)
 def spoilt(args, sample, **kw): return float("nan") if sample.response == "bad" else 1.0
 def of_group(args, samples, **kw): return [(s.reward or 0.0) + 10 * len(samples) for s in samples]
@@ -80,9 +102,16 @@ def buffer_of(journal, n=3):
     return DataBuffer(journal, Source(), samples_per_prompt=n, shuffle=False, seed=0, render=render)
 
 
-async def rollout(journal, args, n=3):
+CLIENT = types.SimpleNamespace(alive=lambda: None)
+
+
+async def rollout(journal, args, n=3, **more):
     async with RewardPool(1, 10) as rewards:
-        return await Generator(args, None, rewards).rollout(buffer_of(journal, n), 0, lambda count: None)
+        return await Generator(args, CLIENT, rewards, **more).rollout(buffer_of(journal, n), 0, lambda count: None)
+
+
+def line_of(text):
+    return FUNCTIONS.split("\n").index(text) + 1
 
 
 async def test_one_execution_fans_out_and_its_siblings_are_rewarded_and_kept_together(path, journal):
@@ -125,7 +154,7 @@ async def test_a_group_that_the_filter_refuses_is_dropped_by_executions(path, jo
 
 @pytest.mark.parametrize(("generate", "said"), [("nested", "a list that holds list"), ("nothing", "NoneType")])
 async def test_what_is_no_sample_ends_the_run_and_names_the_function(path, journal, generate, said):
-    with pytest.raises(UsageError, match=f"{generate}': it returned {said}"):
+    with pytest.raises(UsageError, match=rf"generate hook '.*{generate}': {generate} \(.*mine.py:\d+\) returned {said}"):
         await rollout(journal, options(path, generate=generate))
 
 
@@ -150,7 +179,7 @@ async def test_in_evaluation_an_execution_scores_the_mean_of_its_siblings(path):
     async with RewardPool(1, 10) as rewards:
         found = await evaluate("set", Source(), Generator(args, None, rewards), render, lambda count: None)
     assert found["reward_mean"] == pytest.approx((0.75 + 0 + 0.25 + 1) / 4)
-    assert (found["prompts"], found["executions"], found["samples"], found["reward_failures"]) == (2, 4, 6, 1)
+    assert (found["prompts"], found["executions"], found["samples"], found["failures"]) == (2, 4, 6, {"generation_empty": 1})
     assert found["truncated_ratio"] == pytest.approx(1 / 6)
 
 
@@ -159,3 +188,172 @@ async def test_a_single_sample_is_what_it_was_before_there_were_lists(path, jour
     want = Sample(index=0, group_index=0, prompt="0?", label="0", tokens=[1, 2, 5], response="0", response_length=1, reward=1.0, rollout_id=0,
                   status=Status.COMPLETED)  # fmt: skip
     assert group.finished == [want, dataclasses.replace(want, index=1)]
+
+
+# -- failures -------------------------------------------------------------------------------------------------------------------
+
+
+RAISES = '    if act == "raise": raise KeyError("lost")'
+
+
+@pytest.mark.parametrize(
+    ("act", "reason", "detail"),
+    [("raise", "generation_error", "KeyError: 'lost' at "), ("exit", "generation_error", "SystemExit: 3 at "), ("cancel", "generation_error", "Cancel")],
+)
+async def test_what_a_generate_function_raises_costs_one_sample_and_names_its_line(path, journal, act, reason, detail):
+    said = []
+    args = options(path, [act, "fine", act], generate="scripted", seen=[])
+    result = await rollout(journal, args, failures=Failures(4, said.append))
+    assert result.dropped == {reason: 2} and [s.index for s in result.groups[0].finished] == [1]
+    (text,) = said
+    assert text.startswith(f"{reason}: {detail}") and "mine.py:" in text
+    assert act != "raise" or f'mine.py", line {line_of(RAISES)}, in scripted' in text
+    assert args.seen == [(0, False), (1, False), (2, False)]
+
+
+UNFIT = {
+    "loss_mask has 2 entries for 1 response tokens": dict(loss_mask=[1, 1]),
+    "token 320 is not among the 320 rows": dict(tokens=[1, 2, 320]),
+    "token -1 is not among": dict(tokens=[1, -1, 5]),
+    "tokens holds ['float']": dict(tokens=[1, 2.5, 5]),
+    "response_length 4 of 3 tokens": dict(response_length=4),
+    "rollout_log_probs holds nan": dict(rollout_log_probs=[float("nan")]),
+    "rollout_log_probs holds ['NoneType']": dict(rollout_log_probs=[None]),
+    "rollout_log_probs holds 0.9": dict(rollout_log_probs=[0.9]),
+    "loss_mask holds 2, not only": dict(loss_mask=[2]),
+    "'finished' is not a valid Status": dict(status="finished"),
+    "metadata can't be stored": dict(metadata={"client": object()}),
+    "response is NoneType": dict(response=None),
+    "tokens is NoneType, not a list": dict(tokens=None),
+}
+
+
+@pytest.mark.parametrize("said", UNFIT)
+async def test_what_can_not_be_trained_never_reaches_the_buffer_and_the_function_is_named(path, journal, said):
+    shown = []
+    args = options(path, ["change", "fine"], generate="scripted", seen=[], change=UNFIT[said])
+    result = await rollout(journal, args, n=2, boundary=Boundary(rows=320), failures=Failures(4, shown.append))
+    assert result.dropped == {"generation_invalid": 1} and journal.ledger().balanced
+    assert said in shown[0] and f"{path('scripted')}': scripted ({path('')[:-1]}:" in shown[0]
+
+
+async def test_not_a_number_where_nothing_is_trained_does_no_harm(path, journal):
+    change = dict(tokens=[1, 2, 3, 4], response_length=2, loss_mask=[0, 1], rollout_log_probs=[float("nan"), -1.0])
+    result = await rollout(journal, options(path, ["change"], generate="scripted", seen=[], change=change))
+    assert not result.dropped
+
+
+async def test_a_column_that_the_options_need_must_be_there_except_in_evaluation(path, journal):
+    args = options(path, ["change", "fine"], generate="scripted", seen=[], change={"rollout_log_probs": [-1.0]})
+    boundary = Boundary(columns=("rollout_log_probs",))
+    result = await rollout(journal, args, n=2, boundary=boundary)
+    assert result.dropped == {"generation_invalid": 1} and [s.index for s in result.groups[0].finished] == [0]
+    args.n_samples_per_eval_prompt, args.seen = 1, []
+    async with RewardPool(1, 10) as rewards:
+        found = await evaluate("set", Source(), Generator(args, CLIENT, rewards, boundary=boundary), render, lambda count: None)
+    assert found["failures"] == {} and args.seen == [(0, True), (1, True)]
+
+
+HOPELESS = {
+    "reward_error": dict(reward="raising"),
+    "reward_bad_value": dict(reward="forgetful"),
+    "reward_invalid": dict(reward="breaking"),
+    "filter_rejected": dict(dynamic_sampling_filter_path="kept", verdict=False),
+    "generation_empty": dict(script=[[]]),
+    "generation_error": dict(generate="scripted", script=["raise"]),
+    "generation_no_tokens": dict(generate="scripted", script=["change"], change={"response_length": 0}),
+    "nothing_to_train": dict(generate="scripted", script=["change"], change={"loss_mask": [0]}),
+}
+
+
+@pytest.mark.parametrize("reason", HOPELESS)
+async def test_a_rollout_without_progress_ends_after_so_many_groups_with_the_reasons(path, journal, reason):
+    case = {"seen": [], "script": ["fine"], "generate": "scripted"} | HOPELESS[reason]
+    if reason == "generation_empty":
+        case |= {"generate": "agent", "script": dict.fromkeys(range(100), [])}
+    if "dynamic_sampling_filter_path" in case:
+        case["dynamic_sampling_filter_path"] = path(case["dynamic_sampling_filter_path"])
+    shown = []
+    with pytest.raises(DataError, match=f"not one of 4 groups in a row was of use; lost by reason: {reason} 8") as caught:
+        await rollout(journal, options(path, **case), n=2, failures=Failures(4, shown.append))
+    assert caught.value.exit_code == 3
+    assert journal.ledger().dropped == {reason: 8} and journal.ledger().balanced
+    assert len(shown) == (reason != "filter_rejected"), "the filter's reason says it all; of the others, one is shown"
+
+
+async def test_a_rollout_that_ends_leaves_no_task_behind(path, journal):
+    args = options(path, ["raise"], generate="scripted", seen=[], rollout_batch_size=8)
+    with pytest.raises(DataError):
+        await rollout(journal, args, failures=Failures(2, lambda text: None))
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [("raise", r"--dynamic-sampling-filter-path: kept \(.*mine.py:\d+\) raised ZeroDivisionError"), (None, "returned None")],
+)
+async def test_a_filter_that_raises_or_says_nothing_ends_the_run_and_is_named(path, journal, verdict, said):
+    args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("kept"), verdict=verdict)
+    with pytest.raises(UsageError, match=said):
+        await rollout(journal, args)
+
+
+async def test_a_coroutine_filters_too(path, journal):
+    args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("kept_async"), verdict=False)
+    with pytest.raises(DataError, match="filter_rejected"):
+        await rollout(journal, args, failures=Failures(2, lambda text: None))
+
+
+async def test_engines_that_are_gone_end_the_run_though_the_functions_error_is_another(path, journal):
+    def alive():
+        raise EngineError("no engine is left")
+
+    args = options(path, ["raise"], generate="scripted", seen=[])
+    async with RewardPool(1, 10) as rewards:
+        with pytest.raises(EngineError, match="no engine is left"):
+            await Generator(args, types.SimpleNamespace(alive=alive), rewards).rollout(buffer_of(journal), 0, lambda count: None)
+
+
+async def test_a_prompt_beyond_the_models_rows_is_refused_by_row_before_a_function_or_an_engine_sees_it(path, journal):
+    args = options(path, ["fine"], generate="scripted", seen=[])
+    with pytest.raises(DataError, match="data.jsonl:1: it has token 2, and the model's embedding has 2 rows"):
+        await rollout(journal, args, boundary=Boundary(rows=2))
+    assert args.seen == []
+
+
+# -- evaluation -----------------------------------------------------------------------------------------------------------------
+
+
+async def evaluated(path, script, n=2, failures=None, **case):
+    args = options(path, script, n_samples_per_eval_prompt=n, seen=[], **{"generate": "scripted", **case})
+    async with RewardPool(1, 10) as rewards:
+        return await evaluate("set", Source(), Generator(args, CLIENT, rewards, failures=failures), render, lambda count: None)
+
+
+@pytest.mark.parametrize("case", [dict(reward="raising"), dict(reward="forgetful"), dict(script=["raise"])])
+async def test_an_evaluation_in_which_everything_fails_has_no_result(path, case):
+    with pytest.raises(DataError, match="not one of 2 prompts of evaluation set in a row was of use; lost by reason: .* 4"):
+        await evaluated(path, case.pop("script", ["fine"]), **case)
+
+
+async def test_an_evaluation_counts_what_failed_by_reason(path):
+    shown = []
+    found = await evaluated(path, ["fine", "raise", "fine", "fine"], failures=Failures(4, shown.append))
+    assert found["failures"] == {"generation_error": 1} and found["executions"] == 4 and len(shown) == 1
+    assert found["reward_mean"] == pytest.approx(1 / 4), "the answers are 0, 0 is the first prompt's label, and one failed"
+
+
+def test_the_standard_error_is_over_prompts():
+    """Against the formula for a mean over clusters of one size in exact arithmetic, and for clusters of several sizes."""
+    rewards_PN = [[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
+    means = [Fraction(1), Fraction(0), Fraction(1)]
+    mean = sum(means) / 3
+    variance = sum((m - mean) ** 2 for m in means) / (3 * 2)
+    found = mean_over_prompts(rewards_PN)
+    assert found == pytest.approx((float(mean), float(variance) ** 0.5), rel=1e-12)
+    assert found[1] == pytest.approx(1 / 3), "as of 12 independent answers it would be 0.136"
+    ragged, total = [[1.0], [0.0, 1.0, 1.0], [0.5, 0.25]], Fraction(15, 4) / 6
+    gaps = [Fraction(1) - total, 2 - 3 * total, Fraction(3, 4) - 2 * total]
+    error = (float(Fraction(3, 2) * sum(g * g for g in gaps)) ** 0.5) / 6
+    assert mean_over_prompts(ragged) == pytest.approx((float(total), error), rel=1e-12)
+    assert mean_over_prompts([[1.0, 0.0]]) == (0.5, None)

@@ -1,8 +1,10 @@
 """Hooks: found, callable and fitting, or a UsageError that says what to mend."""
 
+import numpy as np
 import pytest
+import torch
 
-from slime_cli.buffer.types import Sample
+from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import UsageError
 from slime_cli.rollout.hooks import KINDS, accepted, awaited, guarded, is_async, load, may_be_async, siblings
 
@@ -134,13 +136,19 @@ def test_what_a_generate_function_may_return():
 )  # fmt: skip
 def test_what_a_generate_function_may_not_return_is_named(result, said):
     with pytest.raises(UsageError, match=f"generate hook 'pkg.mod.agent': it .*{said}") as caught:
-        siblings("pkg.mod.agent", Sample(0, 0), result)
+        siblings("generate hook 'pkg.mod.agent': it", Sample(0, 0), result)
     assert "flat list" in caught.value.fix
 
 
-def test_a_sample_that_does_not_fit_itself_is_named():
-    with pytest.raises(ValueError, match="sample 7: loss_mask has 2 entries for 1 response tokens"):
-        siblings("m.f", Sample(7, 0), [Sample(0, 0, tokens=[1, 2], response_length=1, loss_mask=[1, 1])])
+def test_arrays_flags_and_names_become_plain_values():
+    odd = Sample(0, 0, tokens=np.array([1, 2, 3]), response_length=np.int64(2), loss_mask=[True, np.int32(0)], status="truncated",
+                 rollout_log_probs=[np.float32(-1), torch.tensor(-2.0)], weight_versions=[3])  # fmt: skip
+    (made,) = siblings("f", Sample(7, 0), odd)
+    want = Sample(7, 0, tokens=[1, 2, 3], response_length=2, loss_mask=[1, 0], status=Status.TRUNCATED, rollout_log_probs=[-1.0, -2.0],
+                  weight_versions=["3"])  # fmt: skip
+    assert made == want and made.status is Status.TRUNCATED
+    assert {*map(type, [*made.tokens, *made.loss_mask, made.response_length])} == {int}
+    made.check(4)
 
 
 def test_an_unknown_kind_is_a_programming_error(file):

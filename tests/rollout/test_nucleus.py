@@ -86,7 +86,7 @@ def test_asked_for_in_rollouts_and_not_in_evaluations():
     generator = Generator(args, types.SimpleNamespace(generate=generate), None)
     for params in (None, generator.sampling_params()):
         sample = Sample(0, 0)
-        group = types.SimpleNamespace(pending=[sample], rendered=types.SimpleNamespace(tokens=[1]))
+        group = types.SimpleNamespace(row=None, pending=[sample], rendered=types.SimpleNamespace(tokens=[1]))
         assert asyncio.run(generator.generate(group, params)) == [[sample]]
         assert sample.status is Status.COMPLETED and (sample.rollout_top_p_token_ids == [3, 4]) == (params is None)
     assert asked[0]["top_logprobs_num"] == 2 and "top_logprobs_num" not in asked[1]

@@ -218,6 +218,24 @@ async def test_metadata_wins_over_options(functions):
     assert results == [1.0, 0.25]
 
 
+@pytest.mark.parametrize(
+    ("rm_type", "response", "label", "reward"),
+    [
+        ("exact", "Oslo</answer>", "Oslo", 1.0),
+        ("exact", "Oslo</answer>\n", "Oslo", 1.0),
+        ("exact", "Oslo", "Oslo", 1.0),
+        ("f1", "Oslo ###", "Oslo", 1.0),
+        ("dapo", "Answer: 42###", "42", 1.0),
+        ("math", r"\boxed{42}", "42", 1.0),
+    ],
+)
+async def test_graders_of_a_whole_text_do_without_a_stop_text_that_the_user_named(rm_type, response, label, reward):
+    async with RewardPool(1, 20) as pool:
+        (sample,) = samples_of(response, label=label)
+        found = await pool.score(sample, options(rm_type=rm_type, reward_key="score"), stops=("</answer>", " ###", "###", "}", "\n"))
+    assert (found["score"] if isinstance(found, dict) else found) == reward and sample.response == response
+
+
 async def test_what_cannot_be_graded_is_named(functions, tmp_path):
     (tmp_path / "broken.py").write_text("raise RuntimeError('half written')\n")
     unlabelled, unknown, unset = samples_of("a", "b", "c")

@@ -1,7 +1,6 @@
 """The teacher endpoint by a scripted one: what it is asked, what counts as an answer, and what happens without one."""
 
 import asyncio
-import collections
 import contextlib
 import json
 import types
@@ -215,7 +214,7 @@ def test_addresses(tmp_path):
 async def test_the_generator_drops_what_has_no_teacher_before_it_is_rewarded():
     rewarded, dropped = [], {}
 
-    async def score_group(samples, args):
+    async def score_group(samples, args, stops):
         rewarded.extend(s.index for s in samples)
         return [1.0] * len(samples)
 
@@ -229,8 +228,8 @@ async def test_the_generator_drops_what_has_no_teacher_before_it_is_rewarded():
         generator = Generator(args, None, types.SimpleNamespace(score_group=score_group), teacher=asking)
         generator.generate = generate
         group = types.SimpleNamespace(pending=[sample(0), sample(1)], finished=[])
-        kept = await generator._group(group, journal, collections.Counter())
-        assert [s.index for s in kept.finished] == rewarded and len(rewarded) == 1
+        assert await generator._group(group, journal) == {"teacher_refused": 1}
+        assert [s.index for s in group.finished] == rewarded and len(rewarded) == 1
         assert dropped == {"teacher_refused": [1 - rewarded[0]]}
 
 

@@ -30,7 +30,7 @@ def positive(r: Resolved) -> Iterator[Problem]:
         "n_samples_per_prompt num_steps_per_rollout update_weights_interval max_tokens_per_gpu save_interval "
         "eval_interval n_samples_per_eval_prompt rollout_max_response_len rollout_max_prompt_len eval_max_response_len "
         "over_sampling_batch_size sglang_server_concurrency rm_timeout rm_workers num_rollout num_epoch keep_rollouts "
-        "keep_checkpoints"
+        "keep_checkpoints max_groups_without_progress"
     )
     for name in names.split():
         if (value := r.slime[name]) is not None and value <= 0:

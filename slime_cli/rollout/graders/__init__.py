@@ -18,7 +18,7 @@ from slime_cli.rollout.graders.gym import grade_reasoning_gym, task_of
 from slime_cli.rollout.graders.mathematics import grade_dapo, grade_deepscaler, grade_math, load_math_verify
 from slime_cli.rollout.graders.text import grade_exact, grade_f1
 
-__all__ = ["BOXED_PREFIX", "GRADERS", "GraderError", "check_rm_type", "grade", "last_boxed", "prepare"]
+__all__ = ["BOXED_PREFIX", "GRADERS", "WHOLE_TEXT", "GraderError", "check_rm_type", "grade", "last_boxed", "prepare"]
 
 Reward = float | dict[str, Any]
 BOXED_PREFIX = "boxed_"
@@ -41,6 +41,9 @@ GRADERS: dict[str, Callable[[str, str | None, dict[str, Any], int], Reward]] = {
     "gpqa": grade_gpqa,
     "random": grade_random,
 }
+
+WHOLE_TEXT = ("exact", "f1", "dapo", "reasoning-gym")
+"""Types that judge the text to its end, where others look for a frame in it: a stop text of the user's is no part of it."""
 
 
 def check_rm_type(rm_type: str) -> None:
