@@ -4,6 +4,7 @@ Invariants: every trained turn ends in a token that stops generation, nothing em
 conversation only grows, so that what is trained is what the model will have before it when it answers."""
 
 import dataclasses
+from typing import Any
 
 from slime_cli.buffer.types import PromptRow, RowError
 from slime_cli.errors import DataError
@@ -89,7 +90,7 @@ class SupervisedRenderer(Renderer):
             open_turn = bool(weight) and not self._ended(turn, ids)
             text = after
         if open_turn:
-            tokens.append(self._required_end(talk, self._following(talk, trained[-1], text)))
+            tokens.append(self._required_end(talk, self._following(talk, trained[-1])))
             mask.append(1)
         if not any(mask):
             raise RowError(
@@ -111,20 +112,28 @@ class SupervisedRenderer(Renderer):
             ids = ids[:-1]
         return bool(ids) and (ids[-1] in self.stops or ids[-1] in self.tokens.ids)
 
-    def _following(self, talk: Talk, i: int, text: str) -> list[int]:
-        """Tokens that the template writes after turn ``i``, whoever is next: a tool that was called, or the user."""
-        roles = ("tool", "user") if talk.messages[i].get("tool_calls") else ("user",)
-        for role in roles:
-            try:
-                longer = self._render(
-                    talk.row, [*talk.messages[: i + 1], {"role": role, "content": "?"}], talk.tools, False
-                )
-            except RowError:
-                continue
-            ids = self._encode(talk, longer.removeprefix(text.replace(MARK, "")))
-            if ids and ids[0] in self.stops:
-                return ids
+    def _following(self, talk: Talk, i: int) -> list[int]:
+        """Tokens that the template writes after turn ``i``, whoever is next: a tool that was called, or the user.
+
+        Where another turn changes this one (its reasoning is left out then), those after a turn without reasoning.
+        """
+        calls = talk.messages[i].get("tool_calls")
+        bare = {"role": "assistant", "content": "?"} | ({"tool_calls": calls} if calls else {})
+        for role in ("tool", "user") if calls else ("user",):
+            for messages in (talk.messages[: i + 1], [{"role": "user", "content": "?"}, bare]):
+                ids = self._encode(talk, self._next_turn(talk, messages, role))
+                if ids and ids[0] in self.stops:
+                    return ids
         return []
+
+    def _next_turn(self, talk: Talk, messages: list[dict[str, Any]], role: str) -> str:
+        """What the template adds for one more message; nothing where it changes what was there, or refuses."""
+        try:
+            whole = self._render(talk.row, messages, talk.tools, False)
+            longer = self._render(talk.row, [*messages, {"role": role, "content": "?"}], talk.tools, False)
+        except RowError:
+            return ""
+        return longer[len(whole) :] if longer.startswith(whole) else ""
 
     def _required_end(self, talk: Talk, following: list[int]) -> int:
         """The token that stops generation where the template writes none in the turn: the next role's marker."""

@@ -22,6 +22,21 @@ def test_a_broken_row_names_file_and_line(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_rows_that_no_engine_could_take_are_named_before_anything_is_started(tmp_path):
+    """The first is beyond the model's context, the second would be control tokens; both are well-formed JSON."""
+    data = tmp_path / "p.jsonl"
+    data.write_text(
+        f'{{"input": "1 + 1", "label": "2"}}\n{{"input": "{"1+" * 400}", "label": "2"}}\n{{"input": "<|end|>"}}\n'
+    )
+    sizes = "--num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2 --rollout-max-response-len 6 --rm-type exact"
+    words = ("train", "--hf-checkpoint", TINY, "--run-dir", tmp_path / "run", *sizes.split(), "--prompt-data")
+    done = slime(*words, data)
+    assert done.returncode == 3 and f"{data}:2: it has" in done.stderr, done.stderr
+    done = slime(*words, f"{data}@[2:]")
+    assert done.returncode == 3 and f"{data}:3: the prompt holds the control token <|end|>" in done.stderr, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_empty_data_set(tmp_path):
     data = tmp_path / "empty.jsonl"
     data.write_text("")

@@ -143,6 +143,12 @@ def test_a_turn_that_calls_a_tool_ends_in_the_tools_marker(render):
     assert trained == "wait<|tool|>"
 
 
+def test_the_marker_is_found_where_another_turn_would_drop_the_reasoning(render):
+    drops = GLM.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}")
+    _, trained = supervised(render(drops, stops=["<|user|>"]), "1 + 2", "<think>easy</think>3")
+    assert trained == "<think>easy</think>3<|user|>"
+
+
 def test_a_template_in_which_nothing_ends_a_turn_is_refused(render):
     with pytest.raises(
         RowError, match="data.jsonl:7: nothing that the chat template writes ends the assistant's turn"
