@@ -76,6 +76,14 @@ def _joined(parts: list[Any], field: str, where: str) -> str:
     return "".join(texts)
 
 
+def parts_text(value: Any) -> str | None:
+    """The text of a value that is a list of text parts and nothing else; None for any other."""
+    if isinstance(value, list) and value and all(isinstance(p, dict) and p.get("type") == "text" for p in value):
+        texts = [part.get("text") for part in value]
+        return "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    return None
+
+
 def _check_calls(calls: Any, field: str, where: str) -> None:
     if calls is None:
         return

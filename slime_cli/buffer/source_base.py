@@ -26,6 +26,7 @@ from slime_cli.buffer.messages import (
     as_tools,
     json_text,
     kind_of,
+    parts_text,
 )
 from slime_cli.buffer.types import PromptRow
 from slime_cli.errors import DataError, UsageError
@@ -100,9 +101,11 @@ def parse_query(text: str, where: str) -> dict[str, list[str]]:
 
 
 def label_text(value: Any, field: str) -> str:
-    """Labels are text: numbers, booleans and structures become their JSON text."""
+    """Labels are text: parts of text become it, numbers, booleans and structures their JSON text."""
     if isinstance(value, str):
         return value
+    if (text := parts_text(value)) is not None:
+        return text
     if value is None:
         raise RowProblem(field, "null")
     if isinstance(value, float) and not math.isfinite(value):

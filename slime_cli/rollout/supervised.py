@@ -28,12 +28,8 @@ class SupervisedRenderer(Renderer):
         if self._too_long(opening):
             return None
         if not opening.tokens:
-            raise RowError(
-                row,
-                "no_prompt",
-                "nothing comes before the answer, so its first token cannot be predicted",
-                "begin with a prompt",
-            )
+            reason = "nothing comes before the answer, so its first token cannot be predicted"
+            raise RowError(row, "no_prompt", reason, "begin with a prompt")
         full = self._turns(talk, opening, text, trained) if self.apply else self._labelled(row, opening)
         self._check_context(row, len(full.tokens) + len(full.answer), 0, "shorten it, or pass --on-bad-row skip")
         return full
@@ -56,9 +52,8 @@ class SupervisedRenderer(Renderer):
             fix = "name the answer's field with --label-key, or end each conversation with the assistant's turn"
             raise RowError(row, "no_label", "no label to train on", fix)
         if not row.label.strip():
-            raise RowError(
-                row, "empty_answer", "the label is empty", "give each row an answer, or pass --on-bad-row skip"
-            )
+            fix = "give each row an answer, or pass --on-bad-row skip"
+            raise RowError(row, "empty_answer", "the label is empty", fix)
         return row.label
 
     def _answered(self, row: PromptRow) -> tuple[Talk, list[int]]:
@@ -80,27 +75,23 @@ class SupervisedRenderer(Renderer):
             before = text if i == trained[0] else self._text(talk, i, generate=True)
             after = self._text(talk, i + 1, generate=False)
             between, turn = self._encode(talk, _rest(before, text, talk.row)), _rest(after, before, talk.row)
-            ends_here = open_turn and self._required_end(talk, between)
+            if open_turn:
+                self._required_end(talk, between)
             weight = int(talk.messages[i].get("step_loss_mask", 1))
             ids = self._encode(talk, turn)
             if weight:
                 self._check_answer(talk, i, turn, after)
             tokens += between + ids
-            mask += [int(ends_here and not k) for k in range(len(between))] + [weight] * len(ids)
+            mask += [int(open_turn and k == 0) for k in range(len(between))] + [weight] * len(ids)
             open_turn = bool(weight) and not self._ended(turn, ids)
             text = after
         if open_turn:
             tokens.append(self._required_end(talk, self._following(talk, trained[-1])))
             mask.append(1)
         if not any(mask):
-            raise RowError(
-                talk.row, "empty_answer", "no turn of it is to be trained (step_loss_mask)", "leave the row out"
-            )
-        response = (
-            talk.messages[-1]["content"]
-            if len(trained) == 1 and talk.row.label is not None
-            else self.tokenizer.decode(tokens)
-        )
+            reason = "no turn of it is to be trained (step_loss_mask)"
+            raise RowError(talk.row, "empty_answer", reason, "leave the row out")
+        response = self.tokenizer.decode(tokens) if talk.row.label is None else talk.row.label
         return dataclasses.replace(opening, answer=tokens, mask=None if all(mask) else mask, response=response)
 
     def _ended(self, turn: str, ids: list[int]) -> bool:

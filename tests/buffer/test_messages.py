@@ -3,6 +3,7 @@
 import pytest
 
 from slime_cli.buffer.messages import RowProblem, as_messages, as_tools
+from slime_cli.buffer.source_base import label_text
 
 CALLS = [{"function": {"name": "f", "arguments": {}}}]
 
@@ -46,6 +47,12 @@ def test_what_is_no_message_is_refused_with_its_place(message, reason):
     with pytest.raises(RowProblem) as caught:
         content(message)
     assert caught.value.field == "input" and reason in caught.value.reason
+
+
+def test_a_label_of_text_parts_is_its_text_and_any_other_list_stays_json():
+    assert label_text([{"type": "text", "text": "4"}, {"type": "text", "text": "2"}], "label") == "42"
+    assert label_text(["4", "four"], "label") == '["4", "four"]'
+    assert label_text([{"type": "text", "text": 4}], "label") == '[{"type": "text", "text": 4}]'
 
 
 def test_a_tool_is_an_object():
