@@ -34,9 +34,9 @@ _MODEL_FOLDER = "model"
 class Conductor:
     """Owns the cluster, the engines and the reward workers of one ``slime train``."""
 
-    def __init__(self, resolved, run_dir: pathlib.Path, screen: Screen, rollouts: dict[str, int]):
+    def __init__(self, resolved, run_dir: pathlib.Path, screen: Screen, rollouts: dict[str, int] | None = None):
         """``rollouts``: of each stage that runs for a number of epochs."""
-        self.resolved, self.run_dir, self.screen, self.rollouts = resolved, run_dir, screen, rollouts
+        self.resolved, self.run_dir, self.screen, self.rollouts = resolved, run_dir, screen, rollouts or {}
         self.tracer = Tracer(run_dir, "conductor", enabled=resolved.slime["trace"] == "on")
         self.events = asyncio.new_event_loop()
         self.fleet = None
