@@ -94,7 +94,7 @@ def test_last_boxed_balances_braces(text, inside):
 
 
 def test_missing_labels_and_unknown_types_are_named():
-    for rm_type in ("exact", "math", "f1", "gpqa", "dapo"):
+    for rm_type in ("exact", "math", "math_ordered", "math_boxes", "f1", "f1_hotpotqa", "gpqa", "dapo", "deepscaler"):
         with pytest.raises(GraderError, match="needs a label"):
             grade(rm_type, "Answer: 1", None, {})
         with pytest.raises(GraderError, match="is empty"):

@@ -15,14 +15,25 @@ from slime_cli.errors import UsageError
 from slime_cli.rollout.graders.answers import GraderError, last_boxed
 from slime_cli.rollout.graders.choice import grade_gpqa
 from slime_cli.rollout.graders.gym import grade_reasoning_gym, task_of
-from slime_cli.rollout.graders.mathematics import grade_dapo, grade_deepscaler, grade_math, load_math_verify
-from slime_cli.rollout.graders.text import grade_exact, grade_f1
+from slime_cli.rollout.graders.mathematics import (
+    grade_dapo,
+    grade_deepscaler,
+    grade_math,
+    grade_math_boxes,
+    grade_math_ordered,
+    load_math_verify,
+)
+from slime_cli.rollout.graders.text import grade_exact, grade_f1, grade_f1_hotpotqa
 
 __all__ = ["BOXED_PREFIX", "GRADERS", "WHOLE_TEXT", "GraderError", "check_rm_type", "grade", "last_boxed", "prepare"]
 
 Reward = float | dict[str, Any]
 BOXED_PREFIX = "boxed_"
-FRAMES = {"math": "\\boxed{%s}", "dapo": "Answer: %s", "deepscaler": "</think>\\boxed{%s}", "gpqa": "\\boxed{%s}"}
+FRAMES = {
+    **dict.fromkeys(("math", "math_ordered", "math_boxes", "gpqa"), "\\boxed{%s}"),
+    "dapo": "Answer: %s",
+    "deepscaler": "</think>\\boxed{%s}",
+}
 """Types that look for a frame of their own get an unboxed answer in that frame."""
 
 
@@ -34,10 +45,13 @@ def grade_random(response: str, label: str | None, metadata: dict[str, Any], ind
 GRADERS: dict[str, Callable[[str, str | None, dict[str, Any], int], Reward]] = {
     "reasoning-gym": grade_reasoning_gym,
     "math": grade_math,
+    "math_ordered": grade_math_ordered,
+    "math_boxes": grade_math_boxes,
     "deepscaler": grade_deepscaler,
     "dapo": grade_dapo,
     "exact": grade_exact,
     "f1": grade_f1,
+    "f1_hotpotqa": grade_f1_hotpotqa,
     "gpqa": grade_gpqa,
     "random": grade_random,
 }
@@ -59,7 +73,7 @@ def check_rm_type(rm_type: str) -> None:
 def prepare(rm_type: str, response: str, label: str | None, metadata: dict[str, Any], index: int) -> None:
     """Loads what ``grade`` needs for such a sample, so that imports are not timed as grading."""
     rm_type = rm_type.removeprefix(BOXED_PREFIX)
-    if rm_type in ("math", "dapo", "deepscaler"):
+    if rm_type.startswith(("math", "dapo", "deepscaler")):
         load_math_verify()
     elif rm_type == "reasoning-gym":
         task_of(metadata["reasoning_gym"])

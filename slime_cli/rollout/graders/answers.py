@@ -6,7 +6,8 @@ Every function reads its text once, so that a response of any kind costs time in
 import re
 
 BOX = re.compile(
-    r"\\(?:boxed|fboxed|fbox)\s*(?:(?P<open>\{)|(?P<bare>[-+]?\d[\d.,/]*|[A-Za-z](?![A-Za-z])))?|\\.|[{}]", re.DOTALL
+    r"\\(?:boxed|fboxed|fbox)\s*(?:(?P<open>\{)|(?P<bare>[-+]?\d+(?:[.,/]\d+)*|[A-Za-z](?![A-Za-z])))?|\\.|[{}]",
+    re.DOTALL,
 )
 END_OF_TURN = re.compile(r"(?:<\|[^|<>\s]{1,60}\|>|<｜[^｜<>\s]{1,60}｜>|</s>|<(?:eos|end_of_turn|turn\|)>)\s*\Z")
 
@@ -23,25 +24,34 @@ def need_label(label: str | None, rm_type: str) -> str:
     return str(label)
 
 
-def last_boxed(text: str) -> str | None:
-    r"""The inside of the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None when there is none.
+def boxes(text: str) -> list[slice]:
+    r"""The insides of the complete ``\boxed{...}`` and ``\fbox{...}``, braces balanced, in order.
 
     Without braces the box holds the number or the letter that follows, as models mean it.
     """
     opened: list[int | None] = []
-    begin, inside = -1, None
+    found: list[tuple[int, int]] = []
     for match in BOX.finditer(text):
         if match["bare"] is not None:
-            begin, inside = match.start("bare"), match["bare"].rstrip(".,")
+            found.append(match.span("bare"))
         elif match["open"]:
             opened.append(match.end())
         elif match[0] == "{":
             opened.append(None)
-        elif match[0] == "}" and opened:
-            start = opened.pop()
-            if start is not None and start > begin:
-                begin, inside = start, text[start : match.start()].strip()
-    return inside
+        elif match[0] == "}" and opened and (start := opened.pop()) is not None:
+            found.append((start, match.start()))
+    return [slice(*span) for span in sorted(found)]
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The inside of the last complete ``\boxed{...}``; None when there is none."""
+    found = boxes(text)
+    return text[found[-1]].strip() if found else None
+
+
+def all_boxed(text: str) -> str | None:
+    """The insides of the last 20 boxes as one list, each text once; None when there is none."""
+    return ", ".join(dict.fromkeys(text[place].strip() for place in boxes(text)[-20:])) or None
 
 
 def after_thinking(text: str) -> str:

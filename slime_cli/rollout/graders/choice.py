@@ -2,7 +2,8 @@ r"""``gpqa``: multiple choice. The right option comes from the label or the meta
 
 A reading is a letter, ``""`` (the response speaks, but chooses no single option: "B or C", "not C", a letter that is no
 option) or None (nothing said; the next place is tried). The places, in order: the last box; the last "answer is ..."
-that can be read; "... is correct"; the text of an option in a line of its own; the last letter that stands alone.
+that can be read; "... is correct"; an option's text as the last line; a letter in a line of its own; the last letter
+that stands alone.
 Patterns have bounded repetitions only, so that no response takes more than linear time.
 """
 
@@ -30,9 +31,15 @@ HEDGE = re.compile(
     r"\s*(?:/|\bor\b|\band\b|&|,(?:\s*(?:or|and)\b)?)\s*[(\[]?([A-Z])(?![\w'-])[)\]]?(?!\s+(?:is|are|was|has))"
 )
 NEGATED = re.compile(r"(?:not|neither|none|never|no|nothing)\b", re.IGNORECASE)
-REFUSED = re.compile(r"\)?\s+(?:is|are|was)\s+(?:not|wrong|incorrect|false|too|out|excluded|ruled)\b", re.IGNORECASE)
+REFUSED = re.compile(
+    r"\)?\s+(?:is|are|was)\s+(?:all\s+|both\s+)?(?:not|wrong|incorrect|false|too|out|excluded|ruled)\b", re.IGNORECASE
+)
 CORRECT = re.compile(r"(?<![\w'-])[(\[]?([A-Z])[)\]]?\s+(?:is|must be)\s+(?:the\s+)?(?:correct|right|best|answer)\b")
 ALONE = re.compile(r"(?<![\w'=/+\\-])(\(?)([A-Z])\)?(?![\w'=/+-])")
+DENIED = re.compile(r"\b(?:not|nor|neither|except|never|without)\s+(?:option\s+|choice\s+)?$", re.IGNORECASE)
+JOINED = re.compile(r"\s*(?:,|and|or|nor|&|,\s*(?:and|or))\s*", re.IGNORECASE)
+EITHER = re.compile(r"(?<![\w'])[A-Z]\)?\s+(?:or|/)\s+$")
+OWN_LINE = re.compile(r"^[ *_(\[$]{0,4}([A-Z])[ *_)\].$]{0,4}$", re.MULTILINE)
 ARTICLE = re.compile(r"\s+(?!(?:is|was|and|or|because|since|as|for|seems|fits|must|should|would)\b)[a-z]")
 FONT = re.compile(
     r"\\(?:text|math)(?:[a-z]{2,7})?\b|\\(?:boxed|fbox|mbox|bf|rm|it|left|right|displaystyle)\b|[*_`$\"“”‘’{}]"
@@ -132,17 +139,21 @@ class Options:
                 return reading
         if found := [match[1] for match in CORRECT.finditer(text) if match[1] in self.letters]:
             return found[-1]
-        last_line = text.rpartition("\n")[2]
-        return self.texts.get(normal(last_line)) or self.alone(text)
+        if own := self.texts.get(normal(text.rpartition("\n")[2])):
+            return own
+        lines = [match[1] for match in OWN_LINE.finditer(text) if match[1] in self.letters]
+        return lines[-1] if lines else self.alone(text)
 
     def alone(self, text: str) -> str | None:
-        """The last letter on its own; neither a pronoun, an article nor one that is called wrong."""
+        """The last letter on its own; no pronoun or article, none that is called wrong, none of "C or D"."""
+        wrong_from = -1
         for match in reversed(list(ALONE.finditer(text))[-MOST_TRIES:]):
             bracket, letter = match[1], match[2]
-            after = text[match.end() : match.end() + 40]
-            word = not bracket and (letter == "I" or letter == "A" and ARTICLE.match(after))
-            if letter in self.letters and not word and not REFUSED.match(after):
-                return letter
+            before, after = text[max(0, match.start() - 40) : match.start()], text[match.end() : match.end() + 40]
+            if REFUSED.match(after) or DENIED.search(before) or JOINED.fullmatch(text[match.end() : wrong_from]):
+                wrong_from = match.start()
+            elif letter in self.letters and (bracket or letter != "I" and not (letter == "A" and ARTICLE.match(after))):
+                return None if EITHER.search(before) else letter
         return None
 
 

@@ -9,14 +9,24 @@ import decimal
 import functools
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
-from slime_cli.rollout.graders.answers import GraderError, after_thinking, last_boxed, need_label, without_end_of_turn
+from slime_cli.rollout.graders.answers import (
+    GraderError,
+    after_thinking,
+    all_boxed,
+    last_boxed,
+    need_label,
+    without_end_of_turn,
+)
 from slime_cli.rollout.graders.limits import OverTime, too_large, within
 from slime_cli.rollout.graders.notation import tidy
 from slime_cli.rollout.graders.parts import NEGATIONS, Part, inside, pieces, readings
 
 logger = logging.getLogger(__name__)
+Lists = Callable[[list[Part], list[Part]], bool]
+"""How lists compare: as_sets or in_order."""
 SAID: set[str] = set()
 
 SECONDS = 1.5
@@ -41,6 +51,18 @@ BASED = re.compile(r"([0-9A-Fa-f]+)_\{(\d{1,2})\}")
 def grade_math(response: str, label: str | None, metadata: dict[str, Any], index: int) -> float:
     r"""1 when the last ``\boxed{}``, or without one the last expression, equals the label mathematically."""
     return float(same_mathematics(after_thinking(response), need_label(label, "math")))
+
+
+def grade_math_ordered(response: str, label: str | None, metadata: dict[str, Any], index: int) -> float:
+    """``math``, but the elements of a list count in their order, as in the grader of the MATH data set."""
+    return float(same_mathematics(after_thinking(response), need_label(label, "math_ordered"), in_order))
+
+
+def grade_math_boxes(response: str, label: str | None, metadata: dict[str, Any], index: int) -> float:
+    r"""``math``, but several boxes are together one list, as in math-verify's own reading."""
+    text = after_thinking(response)
+    boxed = all_boxed(text)
+    return float(same_mathematics(text if boxed is None else f"\\boxed{{{boxed}}}", need_label(label, "math_boxes")))
 
 
 def grade_deepscaler(response: str, label: str | None, metadata: dict[str, Any], index: int) -> float:
@@ -69,7 +91,7 @@ def clause(text: str) -> str:
     return (text if end is None else text[: end.start()]).strip().rstrip("*").strip()
 
 
-def same_mathematics(response: str, label: str) -> bool:
+def same_mathematics(response: str, label: str, lists: Lists | None = None) -> bool:
     """Whether the response's answer is the label's. Too slow to decide is no; the log says so once."""
     truths = answers_of(label)
     if not truths:
@@ -78,7 +100,9 @@ def same_mathematics(response: str, label: str) -> bool:
     if any(answer.strip() == truth.strip() for answer in answers for truth in (label, *truths)):
         return True
     try:
-        return within(SECONDS, lambda: any(same_answer(one, other) for one in answers for other in truths))
+        return within(
+            SECONDS, lambda: any(same_answer(one, other, lists or as_sets) for one in answers for other in truths)
+        )
     except (OverTime, RecursionError, MemoryError):
         say_once("slow", f"a comparison takes more than {SECONDS:g} s of CPU time, the answer counts as wrong")
         return False
@@ -110,25 +134,29 @@ def is_prose(text: str) -> bool:
     return any(words_of(part.body) and re.search(r"\d|\\", part.body) for part in parts)
 
 
-def same_answer(answer: str, truth: str) -> bool:
-    """Lists compare as sets: each part of one has its equal in the other."""
+def same_answer(answer: str, truth: str, lists: Lists) -> bool:
     if max(len(answer), len(truth)) > LONGEST or max(depth_of(answer), depth_of(truth)) > DEEPEST:
         return squashed(answer) == squashed(truth)
-    answer, truth = tidy(answer), tidy(truth)
-    return same_tidy(answer, truth)
+    return same_tidy(tidy(answer), tidy(truth), lists)
 
 
-def same_tidy(answer: str, truth: str) -> bool:
+def same_tidy(answer: str, truth: str, lists: Lists) -> bool:
     if squashed(answer) == squashed(truth):
         return bool(squashed(answer))
-    return any(same_parts(ours, theirs) for ours in readings(answer) for theirs in readings(truth))
+    return any(
+        lists(ours, theirs)
+        for ours in readings(answer)
+        for theirs in readings(truth)
+        if ours and theirs and max(len(ours), len(theirs)) <= MOST_PARTS
+    )
 
 
-def same_parts(ours: list[Part], theirs: list[Part]) -> bool:
-    if max(len(ours), len(theirs)) > MOST_PARTS or bool(ours) != bool(theirs):
-        return False
-    if len(ours) == len(theirs) == 1:
-        return same_part(ours[0], theirs[0])
+def in_order(ours: list[Part], theirs: list[Part]) -> bool:
+    return len(ours) == len(theirs) and all(map(same_part, ours, theirs))
+
+
+def as_sets(ours: list[Part], theirs: list[Part]) -> bool:
+    """Each part of one has its equal in the other."""
     unmatched = set(range(len(ours)))
     for truth in theirs:
         equals = {place for place, answer in enumerate(ours) if same_part(answer, truth)}
@@ -169,13 +197,13 @@ def same_body(answer: str, truth: str) -> bool:
         return numbers[0] == numbers[1]
     if any(re.search(r"\d +\d|\d:\d|\\pmod|\\equiv|\\bmod", body) for body in (answer, truth)):
         return False
-    if ("=" in answer) != ("=" in truth):
+    if ("=" in answer) != ("=" in truth) or "\\emptyset" in (answer, truth):
         return False
     for left, right in (("(", ")"), ("[", "]")):
         ours, theirs = inside(answer, left, right), inside(truth, left, right)
         if ours and theirs and len(pieces(ours)) > 1 < len(pieces(theirs)):
             ours, theirs = pieces(ours), pieces(theirs)
-            return len(ours) == len(theirs) and all(map(same_tidy, ours, theirs))
+            return len(ours) == len(theirs) and all(same_tidy(*pair, in_order) for pair in zip(ours, theirs))
     return same_value(answer, truth)
 
 
@@ -244,6 +272,8 @@ def parsed(body: str) -> tuple[Any, ...]:
     for expression in found:
         if too_large(expression):
             continue
+        if isinstance(expression, sympy.Set):
+            expression = expression.doit()  # an intersection of intervals is an interval
         units = [symbol for symbol in expression.free_symbols if symbol.name == "i"]
         out.append(expression.subs(dict.fromkeys(units, sympy.I)) if units else expression)
     return tuple(out)

@@ -8,6 +8,7 @@ import re
 import unicodedata
 
 from slime_cli.rollout.graders.answers import last_boxed
+from slime_cli.rollout.graders.parts import inside
 
 DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−﹣－"), "-")
 SIGNS = {
@@ -30,7 +31,7 @@ SIGNS = {
     "'": "’‘",
 }
 TRANSLATION = {ord(sign): spelling for spelling, signs in SIGNS.items() for sign in signs}
-FRAMES = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ("{", "}"))
+FRAMES = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+")
 SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋ₙᵢ]+")
 FRACTIONS = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
@@ -119,10 +120,11 @@ def unframed(text: str) -> str:
         if re.match(r"\\f?box(?:ed)?\b", text) and text.endswith("}"):
             text = last_boxed(text) or text
         for left, right in FRAMES:
-            inside = text[len(left) : len(text) - len(right)]
+            held = text[len(left) : len(text) - len(right)]
             ends = text.startswith(left) and text.endswith(right) and len(text) >= len(left + right)
-            if ends and left not in inside and right not in inside and not inside.endswith("\\"):
-                text = inside
+            if ends and left not in held and right not in held and not held.endswith("\\"):
+                text = held
+        text = inside(text, "{", "}") or text
         text = re.sub(r"(?<=[$`*])\.$", "", text)
     unescaped = re.findall(r"(?<!\\)\$", text)
     return re.sub(r"(?<!\\)\$", " ", text) if len(unescaped) > 1 else text

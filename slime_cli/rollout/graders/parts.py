@@ -124,10 +124,10 @@ def read(text: str) -> list[Part]:
     for piece in cut:
         name, body = named(without_lead(piece))
         elements = inside(body, "\\{", "\\}")
-        if elements is not None or body == "\\emptyset":
-            out += [part for element in pieces(elements or "") for part in signs(valued(name, element))]
-        else:
-            out += signs(valued(name, body))
+        if elements == "":
+            body = "\\emptyset"
+        for element in pieces(elements) if elements else [body]:
+            out += signs(valued(name, element))
     return out
 
 

@@ -17,6 +17,14 @@ def f1_tokens(text: str) -> list[str]:
     return [word for word in text.split() if word not in ("a", "an", "the")]
 
 
+def grade_f1_hotpotqa(response: str, label: str | None, metadata: dict[str, Any], index: int) -> float:
+    """HotpotQA's rule on top of F1: yes, no and noanswer count only as the whole answer (Yang et al. 2018)."""
+    ours, truth = (" ".join(f1_tokens(text)) for text in (after_thinking(response), need_label(label, "f1")))
+    if ours != truth and {ours, truth} & {"yes", "no", "noanswer"}:
+        return 0.0
+    return grade_f1(response, label, metadata, index)
+
+
 def grade_f1(response: str, label: str | None, metadata: dict[str, Any], index: int) -> float:
     """Harmonic mean of token precision and recall; 1 when both texts have no token left."""
     ours, truth = f1_tokens(after_thinking(response)), f1_tokens(need_label(label, "f1"))
