@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """The exit code of ``slime ARGV``."""
-    from slime_cli import processes
-    from slime_cli.errors import Interrupted, SlimeError
+    from slime_cli import disk, processes
+    from slime_cli.errors import EngineError, Interrupted, SlimeError
 
     try:
         processes.leave_working_directory()
@@ -35,6 +35,12 @@ def run(argv: list[str]) -> int:
             raise
         _say(error.message, error.fix)
         return error.exit_code
+    except Exception as error:
+        said = disk.cause(error)
+        if not said or os.environ.get("SLIME_TRACEBACK") == "1":
+            raise
+        _say(said, disk.FIX)
+        return EngineError.exit_code
     except KeyboardInterrupt:
         if os.environ.get("SLIME_TRACEBACK") == "1":
             raise

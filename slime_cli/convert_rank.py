@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from slime_cli import disk
 from slime_cli.errors import DataError, SlimeError
 from slime_cli.weights import tensors
 
@@ -35,7 +36,9 @@ def main() -> None:
                 file.write(text + "\n")
 
     try:
-        convert(json.loads((folder / "job.json").read_text()), rank, say)
+        job = json.loads((folder / "job.json").read_text())
+        with disk.naming(job["target"]):
+            convert(job, rank, say)
     except SlimeError as error:
         told = {"kind": type(error).__name__, "message": error.message, "fix": error.fix}
         (folder / f"{rank}.error.json").write_text(json.dumps(told))

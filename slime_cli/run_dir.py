@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 import slime_cli
-from slime_cli import installed, manifests
+from slime_cli import disk, installed, manifests
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.options.resolve import Resolved
@@ -76,17 +76,6 @@ def versions() -> dict[str, str]:
     return own | {name: found for name in installed.TESTED if (found := installed.version(name))}
 
 
-def make(folder: pathlib.Path) -> None:
-    """Raises UsageError when the folder cannot be made or written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UsageError(f"--run-dir {folder}: cannot write there ({error.strerror})", "choose a folder that you may write to") from None
-
-
 def claim(resolved, folder: str | os.PathLike) -> manifests.Run:
     """Writes or updates ``run.json``. Raises UsageError when the folder belongs to another configuration."""
     folder = pathlib.Path(folder)
@@ -126,5 +115,5 @@ def _differences(before: dict, now: dict) -> list[str]:
 
 def append_line(path: pathlib.Path, values: dict) -> None:
     """One JSON line, whole or torn at the end of the file where readers skip it."""
-    with open(path, "a", encoding="utf-8") as file:
+    with disk.naming(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(values, default=float) + "\n")

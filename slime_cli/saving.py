@@ -6,14 +6,20 @@ others follow at the next :meth:`Saver.commit` that finds it done; one checkpoin
 """
 
 import dataclasses
+import itertools
 import pathlib
 import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from slime_cli import disk
 from slime_cli.buffer.journal import Commit, Journal
 from slime_cli.errors import UsageError
+from slime_cli.hardware import device as hardware
 from slime_cli.manifests import checkpoints
+from slime_cli.options import memory
+from slime_cli.options.resolve import Resolved
+from slime_cli.weights import architecture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +44,55 @@ class Saving:
     """``--stop-at-loss`` was reached in it."""
 
 
+KEEP_WEIGHTS = 2
+"""Published versions that stay, besides those that a resume may need."""
+
+
+def root(s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
+    """Of a stage's checkpoints. In ``--save`` each stage of a run with several has a folder of its own, as in the run directory."""
+    return (pathlib.Path(s["save"]) / folder.relative_to(run_dir) if s["save"] else folder / "checkpoints").resolve()
+
+
+def check_folders(s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path) -> None:
+    """Raises UsageError when ``--save`` or ``--save-hf`` cannot be written to."""
+    if s["save"]:
+        disk.writable(root(s, folder, run_dir), "--save")
+    if s["save_hf"]:
+        try:
+            s["save_hf"].format(rollout_id=0)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise UsageError(f"--save-hf {s['save_hf']}: {error}", "only {rollout_id} stands for something in it") from None
+        disk.writable(exports(s), "--save-hf")
+
+
+def exports(s: dict[str, Any]) -> pathlib.Path:
+    """The folder that all of ``--save-hf`` is in: as far as it has no {rollout_id}."""
+    parts = pathlib.Path(s["save_hf"]).parts
+    return pathlib.Path(*itertools.takewhile(lambda part: "{" not in part, parts)).resolve()
+
+
+def room(name: str, options: Resolved, folder: pathlib.Path, run_dir: pathlib.Path, config: dict[str, Any]) -> list[tuple[pathlib.Path, str, int]]:
+    """(folder, what, bytes) that a stage keeps at most at a time, estimated from the model's ``config``."""
+    s, megatron = options.slime, options.megatron
+    found = memory.estimate(options, architecture.megatron_args(config))
+    if found is None:
+        return []
+    half = (config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
+    parameters, master = found["parameters"], half and hardware.find().kind == "cuda"
+    moments = 0 if s["use_stateless_adam"] else 8
+    each = (2 if master else 4) + (0 if megatron.get("no_save_optim") else moments + (4 if master else 0))
+    networks = 2 if s["advantage_estimator"] == "ppo" and s["loss_type"] != "sft_loss" else 1
+    checkpoints_ = root(s, folder, run_dir)
+    needs = [(checkpoints_, f"{s['keep_checkpoints']} + 1 checkpoints", (s["keep_checkpoints"] + 1) * networks * parameters * each)]
+    published = parameters * (2 if half else 4)
+    if s["loss_type"] != "sft_loss":
+        needs.append((folder / "weights", f"{KEEP_WEIGHTS} + 1 published versions", (KEEP_WEIGHTS + 1) * published))
+    if s["save_hf"]:
+        count = max(1, (s["num_rollout"] or 1) // (s["save_interval"] or 1)) if "{" in s["save_hf"] else 1
+        needs.append((exports(s), f"{count} exports", count * published))
+    return needs
+
+
 def reference_due(s: dict[str, Any], rollout_id: int) -> bool:
     """``--ref-update-interval``: the policy as saved after this rollout becomes the reference."""
     interval = s["ref_update_interval"]
@@ -54,9 +109,8 @@ class Saver:
 
     def __init__(self, slime: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path, journal: Journal, trainers, span: Callable):
         self.s, self.folder, self.journal, self.trainers, self.span = slime, folder, journal, trainers, span
-        save = slime["save"]  # in it, each stage of a run with several has a folder of its own, as in the run directory
         self.stage = folder.relative_to(run_dir)
-        self.root = (pathlib.Path(save) / self.stage if save else folder / "checkpoints").resolve()
+        self.root = root(slime, folder, run_dir)
         self._trained: list[Step] = []
         self._saving: Saving | None = None
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 QUIET_SECONDS = 10.0
 
@@ -18,11 +18,13 @@ class Screen:
         self.console = console or Console(highlight=False)
         self.start = time.time()
 
-    def say(self, text: str) -> None:
-        self.console.print(f"[dim]{time.time() - self.start:6.1f}s[/dim]  {text}", soft_wrap=not self.console.is_terminal)
+    def say(self, text: str, label: str = "", style: str = "") -> None:
+        """``text`` as it is written: a path may have brackets."""
+        line = Text.assemble((f"{time.time() - self.start:6.1f}s  ", "dim"), (f"{label} " if label else "", style), text)
+        self.console.print(line, soft_wrap=not self.console.is_terminal)
 
     def warn(self, text: str) -> None:
-        self.say(f"[yellow]warning[/yellow] {escape(text)}")
+        self.say(text, "warning", "yellow")
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int, start: int = 0) -> Iterator[Callable[..., None]]:

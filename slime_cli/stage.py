@@ -31,13 +31,11 @@ from slime_cli.rollout.generate import Generator
 from slime_cli.rollout.supervised import SupervisedRenderer
 from slime_cli.rollout.teacher import Teacher
 from slime_cli.run_dir import JOURNAL, METRICS, append_line
-from slime_cli.saving import Saver
+from slime_cli.saving import KEEP_WEIGHTS, Saver
 from slime_cli.training import packing
 from slime_cli.training.advantages import execution_rewards, groups_without_spread
 from slime_cli.training.settings import Settings
 from slime_cli.weights import architecture, publish, sync
-
-KEEP_WEIGHTS = 2
 
 
 def version_name(step: int) -> str:

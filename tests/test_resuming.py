@@ -216,12 +216,12 @@ def test_ref_load_is_the_start_while_load_holds_no_checkpoint(tmp_path):
 
 
 def test_ckpt_step_is_that_of_load_and_of_nothing_else(tmp_path):
-    load, words = tmp_path / "load", f"--load {tmp_path / 'load'} --ckpt-step 2"
+    load = tmp_path / "load"
     two = make(load, 2, weights=7)
     make(load, 4, weights=7)
-    assert starts(tmp_path, words) == str(two)
+    assert starts(tmp_path, f"--load {load} --ckpt-step 2") == str(two)
     with pytest.raises(DataError) as error:
-        starts(tmp_path, words.replace("2", "3"))
+        starts(tmp_path, f"--load {load} --ckpt-step 3")
     assert "--ckpt-step 3" in error.value.message and "step 2, 4" in error.value.fix
     make(tmp_path / "ref", 0, weights=7)
     with pytest.raises(DataError, match="--ckpt-step 2"):

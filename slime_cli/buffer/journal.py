@@ -32,6 +32,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from slime_cli import disk
 from slime_cli.buffer.records import (
     SCHEMA,
     SOURCES,
@@ -70,6 +71,10 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._mutex = threading.RLock()
         self._lock = self._lock_out_others()
+        with disk.naming(self.path):
+            self._open()
+
+    def _open(self) -> None:
         self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=60)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
@@ -149,7 +154,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        with self._mutex:
+        with self._mutex, disk.naming(self.path):
             self._db.execute(begin)
             try:
                 yield self._db

@@ -10,7 +10,7 @@ import os
 import pathlib
 from typing import Any
 
-from slime_cli import processes
+from slime_cli import disk, processes
 from slime_cli.cluster import join
 from slime_cli.cluster.trainer_actor import TrainerRank
 from slime_cli.errors import EngineError, SlimeError
@@ -129,6 +129,8 @@ class Trainers:
         except self.ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, SlimeError):
                 raise error.cause from None
+            if said := disk.cause(error.cause) or disk.cause(error):
+                raise EngineError(f"the trainer failed: {said}", disk.FIX) from None
             raise EngineError(f"the trainer failed: {error}", "the same command resumes from the last commit") from None
         except self.ray.exceptions.RayActorError as error:
             raise EngineError(f"a trainer rank died: {error}", "the same command resumes from the last commit") from None

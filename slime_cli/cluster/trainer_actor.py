@@ -7,7 +7,7 @@ import os
 import pathlib
 from typing import Any
 
-from slime_cli import processes
+from slime_cli import disk, processes
 
 
 class TrainerRank:
@@ -36,6 +36,7 @@ class TrainerRank:
             if name.startswith(("megatron", "transformers")):
                 logging.getLogger(name).setLevel(logging.ERROR)
         self.tracer = Tracer(run_dir, f"trainer-{rank}", enabled=trace)
+        self.saving_to = run_dir
         self.trainer = None
 
     def address(self) -> tuple[str, int]:
@@ -118,12 +119,13 @@ class TrainerRank:
         }  # fmt: skip
         dtype = str(t.args.params_dtype).removeprefix("torch.")
         manifest = checkpoint_manifest(self.hf_checkpoint, iteration=t.step, dtype=dtype, layout=layout)
-        with self.tracer.span("save_checkpoint"):
+        self.saving_to = root
+        with disk.naming(root), self.tracer.span("save_checkpoint"):
             return str(t.save(root, manifest))
 
     def saved(self, wait: bool) -> bool:
         """Whether what was saved is durable on every rank; it can be waited for."""
-        with self.tracer.span("wait_for_checkpoint"):
+        with disk.naming(self.saving_to), self.tracer.span("wait_for_checkpoint"):
             return self.trainer.saved(wait)
 
     def remove(self, paths: list[str]) -> None:
@@ -136,7 +138,7 @@ class TrainerRank:
         from slime_cli.weights import publish
 
         named = self.bridge.export(self.trainer.policy.model)
-        with self.tracer.span("export"):
+        with disk.naming(target), self.tracer.span("export"):
             if self.rank:
                 for _ in named:
                     pass

@@ -44,9 +44,11 @@ def engines(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the traces.")] = 300.0,
 ) -> None:
     """A torch profile of each engine behind an endpoint. For ui.perfetto.dev."""
+    from slime_cli import disk
     from slime_cli.manifests import Endpoint, read
     from slime_cli.profiling.engines import profile_engines
 
+    disk.writable(out, "--out")
     for url, paths in profile_engines(read(endpoint, Endpoint), out, num_steps, timeout=timeout).items():
         for path in paths:
             print(f"{url}  {path}")

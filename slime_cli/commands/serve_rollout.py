@@ -6,7 +6,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from slime_cli import installed, manifests
+from slime_cli import disk, installed, manifests
+from slime_cli import run_dir as folders
 from slime_cli.commands import arguments
 from slime_cli.errors import UsageError
 from slime_cli.options.resolve import Resolved, resolve
@@ -21,11 +22,13 @@ def run(argv: list[str]) -> int:
         raise UsageError("--hf-checkpoint is missing", "pass the folder of the model to serve")
     installed.require(*installed.SERVING)
     run_dir = pathlib.Path(resolved.slime["run_dir"] or "runs/serve").resolve()
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--run-dir {run_dir}: {error.strerror}", "choose a folder that you may write to") from None
+    folders.refuse_second(run_dir)
+    disk.writable(run_dir, "--run-dir")
+    with folders.alone(run_dir):
+        return _serve(resolved, run_dir, model)
 
+
+def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str) -> int:
     import msgspec
 
     from slime_cli.hardware import device as hardware

@@ -5,7 +5,7 @@ import contextlib
 import pathlib
 from collections.abc import Callable
 
-from slime_cli import manifests
+from slime_cli import disk, manifests
 from slime_cli.errors import DataError, UsageError
 from slime_cli.manifests import checkpoints
 
@@ -54,6 +54,7 @@ def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pat
     if is_checkpoint:
         from slime_cli.weights import convert
 
+        disk.writable(root, "--publish")
         hf, step = convert.as_hf(checkpoints.complete(source, screen.say, args.ckpt_step), root / "hf", say=screen.say)
     elif not (source / "config.json").exists():
         raise UsageError(f"--load {source}: neither a torch_dist nor an HF checkpoint", "slime convert makes either")
@@ -71,7 +72,9 @@ def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pat
                 for name in content.keys():
                     yield name, content.get_tensor(name)
 
+    disk.writable(root, "--publish")
     screen.say(f"publishing {source} as {version}")
     target = root / version
-    publish.write(tensors(), target, hf_checkpoint=str(hf), version=version, step=step, run=str(source))
+    with disk.naming(target):
+        publish.write(tensors(), target, hf_checkpoint=str(hf), version=version, step=step, run=str(source))
     return target, version

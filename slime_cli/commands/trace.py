@@ -49,9 +49,12 @@ def export(
     out: Annotated[pathlib.Path | None, typer.Option("-o", "--out", help="File to write [RUN/trace.json].")] = None,
 ) -> None:
     """Write the spans for ui.perfetto.dev or chrome://tracing."""
+    from slime_cli import disk
     from slime_cli.tracing.perfetto import export as write
 
     out = out or run / "trace.json"
+    if run.is_dir():
+        disk.writable(out.parent, "--out")
     print(f"{write(run, out):,} spans in {out}: open it in https://ui.perfetto.dev")
 
 

@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
     from slime_cli import resuming
 
     resuming.check_starts(folders.stages(resolved, run_dir))
-    folders.make(run_dir)
+    warnings += _check_disks(resolved, run_dir)
     with folders.alone(run_dir):
         return _train(resolved, run_dir, warnings, screen, rollouts)
 
@@ -80,6 +80,27 @@ def _train(
         raise Interrupted(f"interrupted; what was committed is in {run_dir}", "the same command resumes") from None
     report.show(screen.console, run_dir, summary)
     return 0
+
+
+def _check_disks(resolved: Resolved, run_dir: pathlib.Path) -> list[str]:
+    """Tries every folder that the run writes to; warnings about the room there."""
+    from slime_cli import disk, saving
+    from slime_cli import run_dir as folders
+
+    disk.writable(run_dir, "--run-dir")
+    stages = folders.stages(resolved, run_dir)
+    for _, options, folder in stages:
+        saving.check_folders(options.slime, folder, run_dir)
+    config = _config(resolved)
+    return disk.short_of_room(need for stage in stages for need in saving.room(*stage, run_dir, config)) if config else []
+
+
+def _config(resolved: Resolved) -> dict | None:
+    """config.json of the model; None for one that is yet to be made."""
+    from slime_cli.weights import architecture
+
+    model = pathlib.Path(resolved.slime["hf_checkpoint"] or "")
+    return architecture.read_config(str(model)) if (model / "config.json").is_file() else None
 
 
 def _interrupt(signum, frame):
@@ -129,8 +150,8 @@ def _dry_run(resolved: Resolved, warnings: list[str], verbose: bool) -> int:
     from slime_cli.options import memory, render
     from slime_cli.weights import architecture
 
-    model = pathlib.Path(resolved.slime["hf_checkpoint"] or "")
-    derived = architecture.megatron_args(architecture.read_config(model)) if (model / "config.json").is_file() else None
+    config = _config(resolved)
+    derived = architecture.megatron_args(config) if config else None
     console = Console(highlight=False)
     for warning in warnings:
         console.print(f"[yellow]warning[/yellow] {warning}")

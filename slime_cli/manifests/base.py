@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from slime_cli import disk
 from slime_cli.errors import DataError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -29,8 +30,13 @@ def fsync_folder(folder: str | os.PathLike) -> None:
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
-    """Atomic, durable replacement of ``path``; its folder is made if need be."""
+    """Atomic, durable replacement of ``path``; its folder is made if need be. Raises EngineError when the disk does not take it."""
     path = pathlib.Path(path)
+    with disk.naming(path):
+        _replace(path, data)
+
+
+def _replace(path: pathlib.Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -2,13 +2,15 @@
 
 Written by the conductor and the trainer ranks; read by ``slime trace`` and ``slime profile``. A line is
 ``{"name", "ts", "dur", "process", "depth", "args"}`` with ``ts`` in wall-clock seconds and ``dur`` in seconds. A torn last
-line (the process was killed) is skipped by readers. Tracing never raises into the traced code once its file is open.
+line (the process was killed) is skipped by readers. Tracing never raises into the traced code once its file is open: on a disk that
+is full it says so and ends.
 """
 
 import contextlib
 import json
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -44,11 +46,16 @@ class Tracer:
         """Adds a span that was timed elsewhere (for example a request's life in the engine)."""
         if self._file is not None:
             line = {"name": name, "ts": ts, "dur": dur, "process": self.process, "depth": depth, "args": args}
-            self._file.write(json.dumps(line, default=str) + "\n")
+            try:
+                self._file.write(json.dumps(line, default=str) + "\n")
+            except OSError as error:
+                print(f"warning: no more spans of {self.process}: {self._file.name}: {error.strerror}", file=sys.stderr)
+                self.close()
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what is left in its buffer does not fit either
+                self._file.close()
             self._file = None
 
 
