@@ -26,7 +26,7 @@ StageOf = tuple[str, Resolved, pathlib.Path]
 """Name, options and folder of a stage."""
 NOT_IDENTITY = {
     "run_dir", "on_damaged_checkpoint", "rollout_endpoint", "opd_teacher_url", "opd_teacher_timeout", "trace", "sglang_router_ip",
-    "sglang_router_port", "max_groups_without_progress", "drop_rollouts",
+    "sglang_router_port", "max_groups_without_progress", "drop_rollouts", "max_logprob_diff",
 }  # fmt: skip
 """Options that may differ between attempts: they say where, not what, or what a resume does, or when to give up."""
 

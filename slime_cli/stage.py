@@ -18,7 +18,7 @@ from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources import open_source
 from slime_cli.buffer.types import PromptRow, RowError, Sample, executions
-from slime_cli.errors import DataError, SlimeError, UsageError
+from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
 from slime_cli.manifests import checkpoints
 from slime_cli.options import roles
 from slime_cli.options.derive import evaluation_sets
@@ -236,6 +236,7 @@ class Stage:
                 batch = TrainBatch.from_samples(samples, self.s["reward_key"])
                 steps = self._steps(batch, rollout_id)
                 found = self._train(batch, rollout_id)
+            self._check_engines(rollout_id, found)
             for part in steps:
                 self.step += 1
                 self.saver.trained(self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part)))
@@ -262,6 +263,20 @@ class Stage:
             if rollout_id in self.buffer.recovery.replay:  # it may fail for ever
                 error.fix += f"; should it be this batch that fails, --drop-rollouts {rollout_id} makes another in its place"
             raise
+
+    def _check_engines(self, rollout_id: int, found: dict[str, float]) -> None:
+        """Raises EngineError, before the step is committed, when the engines compute another model than the trainer.
+        The difference is there only for a rollout that the trainer's own weights generated
+        (:attr:`MicroBatch.on_policy`).
+        """
+        bound, mean = self.s["max_logprob_diff"], found.get("train_rollout_logprob_abs_diff")
+        if bound is not None and mean is not None and mean > bound:
+            raise EngineError(
+                f"rollout {rollout_id}: log-probabilities of engine and trainer differ by {mean:.2f} nats a token on average "
+                f"(--max-logprob-diff {bound:g}), so they compute different models; the step is not committed",
+                "look for what only one of them was given: Megatron or --sglang- options by hand, quantisation; "
+                '"Numbers that differ" in docs/troubleshooting.md has a list',
+            )
 
     def _steps(self, batch: TrainBatch, rollout_id: int) -> list[range]:
         """Places of each optimizer step's samples in the batch."""

@@ -116,6 +116,26 @@ def test_fewer_samples_than_steps_end_the_run_before_it_trains(stage):
     assert not hasattr(stage.trainers, "batch")
 
 
+def test_engines_that_compute_another_model_end_the_run_before_the_step_is_committed(stage, monkeypatch):
+    found = {"grad_norm": 1.0, "train_rollout_logprob_abs_diff": 2.1}
+    monkeypatch.setattr(stage.trainers, "train", lambda batch, fresh: found)
+    stage.s["max_logprob_diff"] = 0.5
+    with pytest.raises(EngineError, match="rollout 0: .* differ by 2.10 nats a token on average .--max-logprob-diff 0.5"):
+        stage._rollout(0, last=True)
+    assert not stage.journal.commits() and stage.step == 0
+    found["train_rollout_logprob_abs_diff"] = 0.4
+    open_buffer(stage)  # as the next attempt does
+    stage._rollout(0, last=True)
+    assert stage.journal.commits()
+
+
+@pytest.mark.parametrize("found", [{}, {"train_rollout_logprob_abs_diff": 9.0}, {"train_rollout_logprob_abs_diff": float("nan")}])
+def test_without_a_bound_or_a_figure_nothing_is_compared(stage, found):
+    stage._check_engines(0, found)  # this stage has a generate function of its own
+    stage.s["max_logprob_diff"] = float("inf") if found else 0.5
+    stage._check_engines(0, found)
+
+
 @pytest.mark.parametrize("moment", ["_publish", "append_line"])
 def test_a_rollout_that_is_committed_has_its_line_whenever_it_is_killed(stage, tmp_path, monkeypatch, moment):
     def killed(*_):

@@ -20,6 +20,8 @@ FALLBACKS = {
     "eval_label_key": "label_key",
 }
 """slime dest -> slime dest whose value it takes when not given."""
+MAX_LOGPROB_DIFF = 0.5
+"""Bfloat16 gives about 0.02, weights of fewer bits some tenths; engines that hold other weights give nats."""
 
 
 def derived(slime: dict[str, Any], megatron: dict[str, Any]) -> dict[tuple[str, str], Any]:
@@ -37,6 +39,8 @@ def derived(slime: dict[str, Any], megatron: dict[str, Any]) -> dict[tuple[str, 
         found["slime", "opd_teacher_url"], found["slime", "opd_type"] = slime["rm_url"], "sglang"
     elif _one_teacher(slime) and slime["opd_type"] is None:
         found["slime", "opd_type"] = "sglang" if slime["opd_teacher_url"] else "megatron"
+    if slime["max_logprob_diff"] is None and not slime["custom_generate_function_path"]:
+        found["slime", "max_logprob_diff"] = MAX_LOGPROB_DIFF
     if slime["rollout_num_gpus"] is None:
         found["slime", "rollout_num_gpus"] = _engine_devices(slime)
     if slime["use_routing_replay"] or slime["use_rollout_routing_replay"]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from slime_cli.errors import UsageError, together
-from slime_cli.options import catalogue, own
+from slime_cli.options import catalogue, managed, own
 from slime_cli.options.characters import absent
 from slime_cli.options.managed import refusal
 from slime_cli.options.not_yet import NOT_YET
@@ -123,8 +123,8 @@ def _known(flag: str, equals: str, text: str) -> tuple[str, Option]:
         if flag in NOT_YET:
             raise UsageError(f"{flag} is not an option here", NOT_YET[flag])
         raise UsageError(f"unknown option {flag}", suggestion(nearest(flag)))
-    if reason := refusal(found[0], found[1].dest):
-        raise UsageError(f"{flag} is set by slime", reason)
+    if refusal(found[0], found[1].dest):
+        raise managed.error(flag, found[0], found[1].dest)
     return found
 
 
@@ -193,8 +193,8 @@ def _entry(section: str, name: str, place: str) -> Option:
         raise UsageError(f"{place}: no such option", suggestion(_nearest_keys(section, name, names)))
     if section == "megatron" and f"--{name}" in own.OWN_OVER_MEGATRON:
         raise UsageError(f"{place} is slime's option", "move it to the `slime:` section")
-    if reason := refusal(section, option.dest):
-        raise UsageError(f"{place} is set by slime", reason)
+    if refusal(section, option.dest):
+        raise managed.error(place, section, option.dest)
     return option
 
 

@@ -3,6 +3,9 @@
 Keyed by section and dest, so that every spelling of an option is refused.
 """
 
+from slime_cli.errors import UsageError
+from slime_cli.options.unread import UNREAD
+
 _PLACED = "slime places engines and picks their addresses"
 _LOOP = "slime's own loop decides when to stop: --num-rollout or --num-epoch"
 _DATA = "slime feeds the trainer from its rollouts: --prompt-data"
@@ -70,4 +73,10 @@ def refusal(section: str, dest: str) -> str:
     """Why an option may not be given, or an empty string."""
     if section == "megatron" and dest.startswith("rl_"):
         return _MEGATRON_RL
-    return MANAGED.get(section, {}).get(dest, "")
+    return MANAGED.get(section, {}).get(dest, "") or (UNREAD.get(dest, "") if section == "megatron" else "")
+
+
+def error(name: str, section: str, dest: str) -> UsageError:
+    """What to raise for an option with a :func:`refusal`; ``name`` is how it was given."""
+    unread = section == "megatron" and dest in UNREAD
+    return UsageError(f"{name} {'has no effect here' if unread else 'is set by slime'}", refusal(section, dest))

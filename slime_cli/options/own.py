@@ -183,6 +183,7 @@ _ALGORITHM = (
 _OFF_POLICY = (
     ("--use-rollout-logprobs", "flag", False, "Take the engine's log-probabilities as those of the old policy."),
     ("--get-mismatch-metrics", "flag", False, "Measure how far the engine's policy is from the trainer's before the first step."),
+    ("--max-logprob-diff", "float", None, "Mean log-probability difference between engine and trainer, in nats a token, that ends a run; 0.5, with a generate function of yours none."),
     ("--update-weights-interval", "int", 1, "Rollouts after which the engines get new weights; before an evaluation and at the end, always."),
     ("--keep-old-actor", "flag", False, "Keep the weights that the engines hold, and take the old policy's log-probabilities from them."),
     ("--use-top-p-replay", "flag", False, "Take log-probabilities among the tokens that top-p and top-k left to choose from."),

@@ -85,7 +85,10 @@ def initialise(args, device: hardware.Device) -> None:
     if device.kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     store = _meeting_point(args.rank, args.world_size)
-    torch.distributed.init_process_group(device.backend, store=store, rank=args.rank, world_size=args.world_size)
+    minutes = args.distributed_timeout_minutes
+    torch.distributed.init_process_group(
+        device.backend, store=store, rank=args.rank, world_size=args.world_size, timeout=datetime.timedelta(minutes=minutes)
+    )
     mpu.initialize_model_parallel(
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,
@@ -94,6 +97,7 @@ def initialise(args, device: hardware.Device) -> None:
         expert_model_parallel_size=args.expert_model_parallel_size,
         expert_tensor_parallel_size=args.expert_tensor_parallel_size,
         create_gloo_process_groups=args.use_gloo_process_groups,
+        distributed_timeout_minutes=minutes,
     )
 
 

@@ -8,11 +8,14 @@ layers keep the norms apart.)
 import contextlib
 import copy
 import logging
+import math
 import re
 import warnings
 from collections.abc import Iterator
 
 import torch
+
+from slime_cli.errors import DataError
 
 GROUPED = re.compile(r"(.*\.mlp\.experts)\.(linear_fc[12])\.weight\*")
 """Megatron's name of a grouped expert's weight; its last wildcard is the expert's number."""
@@ -59,10 +62,31 @@ def _say_whether_tied(model: list) -> None:
         module.config.share_embeddings_and_output_weights = module.share_embeddings_and_output_weights
 
 
+def _weights(model: list) -> Iterator[tuple[str, torch.Tensor]]:
+    """Everything of this rank that a checkpoint has to give: parameters, and the bias by which a router chooses
+    experts. Not what Transformer Engine keeps in a type of its own (FP8 parameters).
+    """
+    from megatron.core.utils import unwrap_model
+
+    for module in unwrap_model(model):
+        yield from ((name, p.data) for name, p in module.named_parameters() if type(p.data) is torch.Tensor)
+        yield from ((name, b) for name, b in module.named_buffers() if b is not None and name.endswith("expert_bias"))
+
+
+def _on_any_rank(names: list[str]) -> list[str]:
+    """Of all ranks: they must fail together, or those that don't wait for the others."""
+    if not torch.distributed.is_initialized():
+        return names
+    found: list = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, names)
+    return [name for of_rank in found for name in of_rank]
+
+
 class Bridge:
     """Moves weights between a model on these ranks and an HF checkpoint folder. All ranks call every method."""
 
     def __init__(self, hf_checkpoint: str, dtype: torch.dtype):
+        self._source = hf_checkpoint
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from megatron.bridge import AutoBridge
@@ -73,10 +97,21 @@ class Bridge:
         _with_local_names(type(self._bridge._model_bridge))
 
     def load(self, model: list) -> None:
-        """HF weights into the model's parameters."""
+        """HF weights into the model's parameters. Raises DataError for one that no tensor of the checkpoint gave:
+        megatron-bridge passes over what is not there, and the parameter would keep the random values it was made with.
+        """
         _say_whether_tied(model)
+        weights = list(_weights(model))
+        for _, tensor in weights:
+            tensor.fill_(math.nan)
         with contextlib.redirect_stdout(None):
             self._bridge.load_hf_weights(model)
+        lost = _on_any_rank([name for name, tensor in weights if tensor.isnan().any()])
+        if lost:
+            raise DataError(
+                f"{self._source}: no tensor gave Megatron's {lost[0]}" + (f" and {len(lost) - 1} more" if lost[1:] else "")
+                + ", or what gave it is not a number", "slime doctor --hf-checkpoint DIR says what is missing",
+            )  # fmt: skip
 
     def export(self, model: list) -> Iterator[tuple[str, torch.Tensor]]:
         """(HF name, whole tensor on the CPU) of every weight, gathered over tensor and pipeline ranks."""

@@ -49,7 +49,7 @@ def test_the_items_of_a_text_list_are_the_characters_written(folder):
     ("section", "key", "dest"),
     [
         ("slime", "label_key", "label_key"),
-        ("megatron", "tokenizer-model", "tokenizer_model"),
+        ("megatron", "te-precision-config-file", "te_precision_config_file"),
         ("sglang", "served-model-name", "served_model_name"),
         ("router", "api-key", "api_key"),
     ],
@@ -151,8 +151,8 @@ def test_a_profile_and_the_command_line_read_a_word_alike(folder, word):
 
 def test_a_roles_file_is_read_alike(folder):
     path = folder / "roles.yaml"
-    path.write_text("megatron:\n- role: critic\n  lr: 1e-5\n  lr-warmup-iters: 010\n  tokenizer-model: on\n")
-    assert roles.read(str(path), "critic") == {"lr": 1e-5, "lr_warmup_iters": 10, "tokenizer_model": "on"}
+    path.write_text("megatron:\n- role: critic\n  lr: 1e-5\n  lr-warmup-iters: 010\n  te-precision-config-file: on\n")
+    assert roles.read(str(path), "critic") == {"lr": 1e-5, "lr_warmup_iters": 10, "te_precision_config_file": "on"}
     path.write_text("megatron:\n- {role: critic, lr: 12:30}\n")
     with pytest.raises(UsageError, match=r"roles.yaml: critic: megatron.lr takes a number, got '12:30'"):
         roles.read(str(path), "critic")

@@ -193,6 +193,23 @@ def test_what_slimes_scripts_say_of_what_is_so_anyway():
     assert check(resolved("--no-offload-train")) == ["--no-offload-train has no effect here: nothing is offloaded"]
 
 
+def test_an_embedding_is_never_padded():
+    """Scripts that ask for what is so anyway pass; others are told that it has no effect."""
+    check(resolved("--vocab-size 1024 --make-vocab-size-divisible-by 128 --tensor-model-parallel-size 2 --actor-num-gpus-per-node 2"))
+    for words in ("256", "128 --vocab-size 320", "256 --vocab-size 256 --tensor-model-parallel-size 2 --actor-num-gpus-per-node 2", "0"):
+        with pytest.raises(UsageError, match="--make-vocab-size-divisible-by .* has no effect here") as caught:
+            check(resolved(f"--make-vocab-size-divisible-by {words}"))
+        assert "keeps the rows" in caught.value.fix or "keeps the rows" in caught.value.message
+
+
+def test_the_bound_on_log_probabilities_is_for_what_slime_generates():
+    assert resolved("").slime["max_logprob_diff"] == 0.5
+    assert resolved("--custom-generate-function-path a.py:f").slime["max_logprob_diff"] is None
+    assert resolved("--custom-generate-function-path a.py:f --max-logprob-diff 1").slime["max_logprob_diff"] == 1.0
+    assert resolved("--max-logprob-diff inf").slime["max_logprob_diff"] == float("inf")
+
+
+
 def test_a_ratio_without_lower_bound():
     assert check(resolved("--advantage-estimator cispo --eps-clip 1.0 --eps-clip-high 4")) == []
 

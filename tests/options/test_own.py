@@ -2,6 +2,7 @@
 
 from slime_cli.options import catalogue, own
 from slime_cli.options.managed import MANAGED
+from slime_cli.options.unread import UNREAD
 
 
 def test_names_shared_with_megatron_are_the_declared_ones():
@@ -28,6 +29,7 @@ def test_managed_and_changed_native_options_exist():
     for section, dests in MANAGED.items():
         known = catalogue.load(section).by_dest
         assert {(section, dest) for dest in dests if dest not in known} <= absent
+    assert UNREAD.keys() <= catalogue.load("megatron").by_dest.keys() and not UNREAD.keys() & MANAGED["megatron"].keys()
     for section, values in own.NATIVE_DEFAULTS.items():
         assert set(values) <= set(catalogue.load(section).by_dest)
 

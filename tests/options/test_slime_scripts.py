@@ -41,6 +41,7 @@ scripts/run-qwen3-4B-base-sft.sh
 scripts/run-qwen3-4B.sh
 """.split()
 REFUSED = {
+    "--wandb-project": "a tracker; Megatron has an option of that name, which nothing reads here",
     "--sglang-config": "groups of engines with options of their own; SGLang's option of that name is a file",
     "--rollout-function-path": "a function for a whole rollout, as the fully asynchronous one",
 }

@@ -4,6 +4,7 @@ Where nothing follows from them that is said; where they ask for anything else t
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from slime_cli.options import own
 from slime_cli.options.checks.common import Problem, no_effect
@@ -18,6 +19,7 @@ ROLLOUTS = {
 
 def settled(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
+    yield from _vocabulary(r.megatron)
     yield from _rollout_function(s["rollout_function_path"], s["loss_type"])
     for name in ("debug_train_only", "compute_advantages_and_returns"):
         other = s[name] != own.by_dest()[name].default
@@ -26,6 +28,15 @@ def settled(r: Resolved) -> Iterator[Problem | str]:
             yield f"{own.flag(name)} with --loss-type {s['loss_type']}", fix
     if kept := [own.flag(name) for name in ("no_offload_train", "no_offload_rollout") if s[name]]:
         yield no_effect(kept, "here: nothing is offloaded")
+
+
+def _vocabulary(megatron: dict[str, Any]) -> Iterator[Problem]:
+    """Megatron would pad the embedding to a multiple; slime does not, so that engines can take its rows as they are."""
+    value, rows = megatron.get("make_vocab_size_divisible_by"), megatron.get("vocab_size")
+    multiple = (value or 1) * megatron.get("tensor_model_parallel_size", 1)
+    if value is not None and (rows is None or multiple < 1 or rows % multiple):
+        fix = "leave it out: the embedding keeps the rows that the checkpoint has"
+        yield f"--make-vocab-size-divisible-by {value} has no effect here", fix
 
 
 def _rollout_function(path: str | None, loss: str) -> Iterator[Problem]:
