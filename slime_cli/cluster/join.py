@@ -7,6 +7,7 @@ settings when it is imported.
 import contextlib
 import os
 import pathlib
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ _WORKERS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",  # Ray puts workers behind everything else; these are the work
 }
+_IS_IT_THERE = "`ray status --address {}` says whether it runs; unset RAY_ADDRESS to let the run start a Ray of its own"
 _ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """By Ray's own setting for machines that form no cluster, a local one keeps to loopback, as far as Ray lets it."""
 
@@ -36,6 +38,7 @@ def start(folder: pathlib.Path, cores: int) -> Any:
     os.environ["PYTHONPATH"] = processes.import_path(os.environ.get("PYTHONPATH", ""))
     settings: dict[str, Any] = dict(include_dashboard=False, log_to_driver=False, logging_level="ERROR", namespace="slime")
     if joined:
+        _require_listener(joined)
         use_token(os.environ, pathlib.Path.home())
         names = (*_WORKERS, "PYTHONWARNINGS", "PYTHONPATH")
         settings |= {"address": "auto", "runtime_env": {"env_vars": {name: os.environ[name] for name in names}}}
@@ -50,6 +53,18 @@ def start(folder: pathlib.Path, cores: int) -> Any:
     except Exception as error:
         raise _explained(error, joined) from None
     return ray
+
+
+def _require_listener(joined: str) -> None:
+    """Ray tries for minutes where nobody listens. An address without a port (``auto``) or with a protocol is left to Ray."""
+    host, _, port = joined.rpartition(":")
+    if not host or "/" in joined or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise EngineError(f"nobody listens at RAY_ADDRESS={joined} ({reason})", _IS_IT_THERE.format(joined)) from None
 
 
 @contextlib.contextmanager
@@ -89,8 +104,7 @@ def _explained(error: BaseException, joined: str | None) -> EngineError:
             "copy ~/.ray/auth_token of the head node to this machine, or set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH",
         )
     return EngineError(
-        f"no Ray cluster could be joined at RAY_ADDRESS={joined}: {_line(texts[0], error)}",
-        f"`ray status --address {joined}` says whether it runs; unset RAY_ADDRESS to let the run start a Ray of its own",
+        f"no Ray cluster could be joined at RAY_ADDRESS={joined}: {_line(texts[0], error)}", _IS_IT_THERE.format(joined)
     )
 
 

@@ -112,7 +112,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def tokenizer_hash(folder: str | os.PathLike) -> str:
-    """Of what the tokenizer does: entries and their ids, merges, special tokens. However its file is written; empty without one."""
+    """Hash of what the tokenizer does (entries and ids, merges, special tokens), however its file is written; empty without one."""
     path = pathlib.Path(folder) / "tokenizer.json"
     if path.is_file():
         stat = path.stat()

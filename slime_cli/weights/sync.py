@@ -40,8 +40,8 @@ SHOWN = {
 
 
 def verified(proofs: Sequence[Proof]) -> bool | str | None:
-    """Of all engines: True where each was compared with what was published, the kind that holds for each where less was
-    shown, None where nothing but the version's name was.
+    """What holds for all engines: True where each was compared with what was published, "agreement" where some were with one
+    another alone, None where nothing but the version's name was shown.
     """
     kinds = {proof.kind for proof in proofs}
     if kinds == {"checksum"}:

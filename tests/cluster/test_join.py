@@ -1,6 +1,7 @@
 """Starting or joining Ray, over a scripted ``ray.init``: where workers start, the token, and every failure in words."""
 
 import os
+import socket
 import sys
 import types
 
@@ -28,6 +29,23 @@ def ray(monkeypatch, tmp_path):
     return fake
 
 
+@pytest.fixture
+def head():
+    """An address at which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("address", ["CLOSED", "127.0.0.1:99999", "no.such.host.invalid:6379"])
+def test_where_nobody_listens_ray_is_not_asked(ray, tmp_path, head, address):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        os.environ["RAY_ADDRESS"] = address = address.replace("CLOSED", f"127.0.0.1:{closed.getsockname()[1]}")
+        with pytest.raises(EngineError, match=f"nobody listens at RAY_ADDRESS={address} "):
+            join.start(tmp_path / "logs", 1)
+    assert not ray.calls
+
+
 def test_a_ray_of_the_run_s_own_keeps_to_loopback_and_its_workers_start_in_no_folder_of_the_user_s(ray, tmp_path):
     before = os.getcwd()
     assert join.start(tmp_path / "logs", 3) is ray
@@ -50,8 +68,8 @@ def test_what_ray_writes_meanwhile_is_in_a_log(ray, tmp_path, capfd):
     assert capfd.readouterr().err == "afterwards\n" and "Failed to get" in (tmp_path / "logs" / "ray.log").read_text()
 
 
-def test_a_cluster_s_workers_get_the_environment_that_a_local_one_inherits(ray, tmp_path):
-    os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
+def test_a_cluster_s_workers_get_the_environment_that_a_local_one_inherits(ray, tmp_path, head):
+    os.environ["RAY_ADDRESS"] = head
     join.start(tmp_path / "logs", 3)
     settings, _ = ray.calls[0]
     given = settings["runtime_env"]["env_vars"]
@@ -86,17 +104,18 @@ def chained(cause, error):
 @pytest.mark.parametrize(
     ("address", "error", "said", "fix"),
     [
-        ("h:1", chained(RuntimeError("InvalidAuthToken: missing\nmore"), ConnectionError("Failed to connect")), "h:1 asks for a token", "RAY_AUTH_TOKEN_PATH"),
-        ("h:1", ConnectionError("Failed to connect to Ray cluster at h:1\nTraceback"), "joined at RAY_ADDRESS=h:1: Failed to connect", "ray status"),
+        ("HEAD", chained(RuntimeError("InvalidAuthToken: missing\nmore"), ConnectionError("Failed to connect")), "HEAD asks for a token", "RAY_AUTH_TOKEN_PATH"),
+        ("HEAD", ConnectionError("Failed to connect to Ray cluster at HEAD\nTraceback"), "joined at RAY_ADDRESS=HEAD: Failed to connect", "ray status"),
         ("nonsense", ValueError("Malformed address"), "RAY_ADDRESS=nonsense: Malformed address", "unset RAY_ADDRESS"),
-        ("h:1", RuntimeError(""), "RAY_ADDRESS=h:1: RuntimeError", "ray status"),
+        ("HEAD", RuntimeError(""), "RAY_ADDRESS=HEAD: RuntimeError", "ray status"),
         (None, RuntimeError("The current node timed out during startup."), "Ray did not start: The current node timed out", "logs"),
         (None, OSError(28, "No space left on device"), "No space left on device", "logs"),
     ],
 )
-def test_whatever_ray_raises_is_an_engine_error_of_one_line_with_a_fix(ray, tmp_path, address, error, said, fix):
+def test_whatever_ray_raises_is_an_engine_error_of_one_line_with_a_fix(ray, tmp_path, head, address, error, said, fix):
     if address:
-        os.environ["RAY_ADDRESS"] = address
+        os.environ["RAY_ADDRESS"] = address.replace("HEAD", head)
+        said = said.replace("HEAD", head)
     ray.error = error
     with pytest.raises(EngineError) as raised:
         join.start(tmp_path / "logs", 1)
