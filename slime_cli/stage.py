@@ -24,7 +24,7 @@ from slime_cli.options import roles
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import args_namespace
 from slime_cli.rollout.boundary import Boundary
-from slime_cli.rollout.chat import Rendered, Renderer, RenderOptions, check_lengths
+from slime_cli.rollout.chat import Rendered, Renderer, RenderOptions
 from slime_cli.rollout.evaluate import evaluate
 from slime_cli.rollout.failures import Failures
 from slime_cli.rollout.generate import Generator
@@ -112,7 +112,6 @@ class Stage:
         context = architecture.context_length(
             architecture.read_config(self.conductor.model), self.options.sglang.get("context_length") if self.policy else None
         )
-        check_lengths(s["rollout_max_response_len"] if self.policy else None, context, s["rollout_max_prompt_len"])
         if self.policy and s["use_top_p_replay"] and s["rollout_top_k"] > (rows := architecture.vocabulary(self.conductor.model)):
             raise UsageError(f"--rollout-top-k {s['rollout_top_k']} with a vocabulary of {rows}", "lower it: the engine is asked for so many tokens")
         self.renderer = (Renderer if self.policy else SupervisedRenderer)(self.conductor.model, RenderOptions.of(s, context), self.say)

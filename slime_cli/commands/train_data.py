@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 from slime_cli.buffer.sources import PromptSource, open_source
+from slime_cli.errors import UsageError
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import Resolved
 from slime_cli.rollout import template, usable
@@ -57,9 +58,10 @@ def _look(
     if s["apply_chat_template"] and not policy and not s["rollout_stop"] and not s["rollout_stop_token_ids"]:
         template.require_end(pathlib.Path(model))
     given = stage.sglang.get("context_length") if policy else None
-    renderer = (Renderer if policy else SupervisedRenderer)(
-        model, RenderOptions.of(s, architecture.context_length(architecture.read_config(model), given)), say
-    )
+    context = architecture.context_length(architecture.read_config(model), given)
+    if policy and context is not None:
+        _check_lengths(s, context)
+    renderer = (Renderer if policy else SupervisedRenderer)(model, RenderOptions.of(s, context), say)
     skip, epochs = s["on_bad_row"] == "skip", None if s["num_rollout"] is not None else s["num_epoch"]
     left_out = skip or s["rollout_max_prompt_len"] is not None
     if epochs and left_out and len(prompts) > usable.ROWS:
@@ -73,6 +75,14 @@ def _look(
     if not epochs:
         return None
     return _rollouts(name, stage, len(prompts) if not left_out else found.usable, epochs, prompts, say)
+
+
+def _check_lengths(s: dict, context: int) -> None:
+    """The longest prompt and answer must fit the model's context."""
+    prompt, answer = s["rollout_max_prompt_len"] or 1, s["rollout_max_response_len"]
+    if answer and prompt + answer > context:
+        lengths = f"--rollout-max-prompt-len {prompt} + --rollout-max-response-len {answer}"
+        raise UsageError(f"{lengths} is more than the model's {context} positions", "lower one of them")
 
 
 def _report(name: str, source: PromptSource, found: usable.Usable, say: Say) -> None:

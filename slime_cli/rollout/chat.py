@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_cli.buffer.types import PromptRow, RowError, Sample, Status
-from slime_cli.errors import DataError, UsageError
+from slime_cli.errors import DataError
 from slime_cli.rollout import template
 from slime_cli.rollout.tokens import MARK, NotText, Tokens, load
 
 POLICY = "--special-tokens-in-data"
+ROOM = 7
+"""Tokens that SGLang wants free after a prompt, however short an answer is asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Renderer:
         if self._too_long(rendered):
             return None
         fix = "--rollout-max-prompt-len leaves longer prompts out and counts them; --on-bad-row skip does too"
-        self._check_context(row, len(rendered.tokens), answer, fix)
+        self._check_context(row, len(rendered.tokens), max(answer, ROOM), fix)
         return rendered
 
     def _too_long(self, prompt: Rendered) -> bool:
@@ -122,13 +124,9 @@ class Renderer:
     def _check_context(self, row: PromptRow, tokens: int, answer: int, fix: str) -> None:
         """An engine refuses a prompt that leaves no room for the answer that is asked for."""
         if self.options.context is not None and tokens + answer > self.options.context:
-            budget = f" and may be answered with {answer}" if answer else ""
-            raise RowError(
-                row,
-                "beyond_context",
-                f"it has {tokens} tokens{budget}, and the model takes {self.options.context}",
-                fix,
-            )
+            room = f", {answer} are kept for the answer" if answer else ""
+            reason = f"it has {tokens} tokens{room}, and the model takes {self.options.context}"
+            raise RowError(row, "beyond_context", reason, fix)
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
@@ -248,13 +246,3 @@ def first_answer(prompt: str | list[dict[str, Any]]) -> int | None:
     if isinstance(prompt, str) or not prompt or prompt[-1].get("role") != "assistant":
         return None
     return next(i for i, message in enumerate(prompt) if message["role"] == "assistant")
-
-
-def check_lengths(max_response: int | None, context: int | None, max_prompt: int | None) -> None:
-    """The longest prompt and answer must fit the model's context."""
-    if max_response and context and max_response + (max_prompt or 1) > context:
-        raise UsageError(
-            f"--rollout-max-prompt-len {max_prompt or 1} + --rollout-max-response-len {max_response} is more than the "
-            f"model's {context} positions",
-            "lower one of them",
-        )

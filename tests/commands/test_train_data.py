@@ -6,7 +6,7 @@ import pytest
 
 from slime_cli.buffer.types import RowError
 from slime_cli.commands import train_data
-from slime_cli.errors import DataError
+from slime_cli.errors import DataError, UsageError
 from slime_cli.options.resolve import Resolved, resolve
 from slime_cli.weights import tiny
 
@@ -52,13 +52,19 @@ def test_a_prompt_beyond_the_context_is_named_or_passed_over(tmp_path, model):
     rows = [SHORT, {"input": "1+" * 400, "label": "3"}]
     words = "--num-rollout 1 --rollout-batch-size 1"
     with pytest.raises(
-        RowError, match="rows.jsonl:2: it has 800 tokens and may be answered with 6, and the model takes 512"
+        RowError, match="rows.jsonl:2: it has 800 tokens, 7 are kept for the answer, and the model takes 512"
     ):
         check(stage(tmp_path, rows, model, words))
-    with pytest.raises(RowError, match="rows.jsonl:1: it has 4 tokens.* takes 8"):
-        check(stage(tmp_path, rows, model, f"{words} --sglang-context-length 8"))
+    with pytest.raises(RowError, match="rows.jsonl:1: it has 4 tokens.* takes 10"):
+        check(stage(tmp_path, rows, model, f"{words} --sglang-context-length 10"))
     _, said = check(stage(tmp_path, rows, model, f"{words} --on-bad-row skip"))
     assert len(said) == 1 and "(beyond_context), the first:" in said[0] and "rows.jsonl:2" in said[0]
+
+
+def test_lengths_that_never_fit_are_a_usage_error(tmp_path, model):
+    words = "--num-rollout 1 --rollout-batch-size 1 --rollout-max-prompt-len 507"
+    with pytest.raises(UsageError, match="507 .* --rollout-max-response-len 6 is more than the model's 512 positions"):
+        check(stage(tmp_path, [SHORT], model, words))
 
 
 def test_evaluation_rows_are_looked_at_too(tmp_path, model):

@@ -270,19 +270,17 @@ def test_a_template_that_looks_for_a_control_token_in_the_text_is_not_deceived_a
 
 
 def test_a_prompt_and_its_answer_must_fit_the_model(render):
-    assert len(prompt(render(context=12, answer=4), "abcde")) == 8
-    with pytest.raises(
-        RowError, match="data.jsonl:7: it has 9 tokens and may be answered with 4, and the model takes 12"
-    ) as caught:
-        prompt(render(context=12, answer=4), "abcdef")
-    assert caught.value.kind == "beyond_context"
-    assert render(context=12, answer=4, max_prompt=8).prompt(PromptRow("abcdef", None, {}, "d", 1)) is None, (
-        "left out, as asked"
-    )
-    row = PromptRow("abcdef", None, {}, "d", 1)
-    assert len(render(context=12, answer=4, eval_answer=3, max_prompt=None).eval_prompt(row).tokens) == 9
-    with pytest.raises(RowError, match="it has 13 tokens, and the model takes 12"):
+    assert len(prompt(render(context=16, answer=8), "abcde")) == 8
+    with pytest.raises(RowError, match="data.jsonl:7: it has 9 tokens, 8 are kept for the answer, and the model takes 16"):
+        prompt(render(context=16, answer=8), "abcdef")
+    with pytest.raises(RowError, match="7 are kept"):
+        prompt(render(context=15, answer=1), "abcdef")
+    row = PromptRow("abcdef", None, {}, "data.jsonl", 7)
+    assert render(context=16, answer=8, max_prompt=8).prompt(row) is None, "left out, as asked"
+    assert len(render(context=16, answer=8, eval_answer=7, max_prompt=None).eval_prompt(row).tokens) == 9
+    with pytest.raises(RowError, match="it has 13 tokens, and the model takes 12") as caught:
         supervised(render(context=12), "abcdef", "abc")
+    assert caught.value.kind == "beyond_context"
 
 
 def test_the_options_of_a_stage():
