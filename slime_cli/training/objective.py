@@ -12,6 +12,7 @@ import torch
 from megatron.core import mpu
 from torch.distributed.nn.functional import all_reduce
 
+from slime_cli.errors import UsageError
 from slime_cli.training import losses
 from slime_cli.training.microbatch import MicroBatch
 from slime_cli.training.settings import Settings
@@ -95,5 +96,10 @@ def custom(function, args: types.SimpleNamespace, mb: MicroBatch, logits_RV: tor
     """
     if logits_RV.requires_grad:
         logits_RV.register_hook(lambda gradient_RV: losses.masked(gradient_RV, mb.mask_R[:, None]))
-    loss, metrics = function(args, vars(mb), logits_RV, lambda values_R: total(values_R, mb))
+    answer = function(args, vars(mb), logits_RV, lambda values_R: total(values_R, mb))
+    kinds = [type(part) for part in answer] if isinstance(answer, tuple) else [type(answer)]
+    if len(kinds) != 2 or not issubclass(kinds[0], torch.Tensor) or answer[0].numel() != 1 or not issubclass(kinds[1], dict):
+        held = ", ".join(kind.__name__ for kind in kinds)
+        raise UsageError(f"--custom-loss-function-path returned {held}", "return (loss, metrics): a tensor of one number, and a dict")
+    loss, metrics = answer
     return loss, {"loss": loss} | {name: torch.as_tensor(value, dtype=torch.float64, device=loss.device) for name, value in metrics.items()}

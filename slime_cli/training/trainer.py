@@ -21,6 +21,7 @@ from megatron.core import mpu
 
 from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
+from slime_cli.errors import UsageError
 from slime_cli.manifests import checkpoints
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training import (
@@ -338,16 +339,19 @@ class Trainer:
             "kl": kl_R, "values": values_R,
         }  # fmt: skip
         self.hooks["advantage"](self.hook_args, data)
-        advantages_R = np.asarray(data.get("advantages"), np.float64)
+        try:
+            advantages_R = np.asarray(data.get("advantages"), np.float64)
+            returns_R = np.asarray(data.get("returns", advantages_R), np.float64)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"--custom-advantage-function-path left no column of numbers: {error}", "set one number a response token") from None
         if advantages_R.shape != shape.mask_R.shape:
-            raise ValueError(
+            raise UsageError(
                 f"--custom-advantage-function-path left 'advantages' of shape {advantages_R.shape}; one value for each of the "
                 f"{len(shape.mask_R)} response tokens is needed"
             )
-        returns_R = np.asarray(data.get("returns", advantages_R), np.float64)
         for name, values_R in (("advantages", advantages_R), ("returns", returns_R)):
             if not np.isfinite(shape.masked(values_R)).all():
-                raise ValueError(f"--custom-advantage-function-path left {name!r} that are not finite at trained tokens")
+                raise UsageError(f"--custom-advantage-function-path left {name!r} that are not finite at trained tokens")
         return shape.masked(advantages_R), shape.masked(returns_R)
 
 

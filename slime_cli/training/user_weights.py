@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from slime_cli.errors import UsageError
 from slime_cli.training.advantages import Shape
 
 TIS, REDUCER = "--custom-tis-function-path", "--custom-pg-loss-reducer-function-path"
@@ -24,7 +25,7 @@ def importance(
 
     ``f(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths) -> (pg_loss, masks,
     metrics)``, with one tensor a sample in each list. ``pg_loss`` is all ones, [R], so what comes back are the weights; a 0 in
-    the returned masks leaves a token out. Raises ValueError when the shapes do not fit or a weight is not finite.
+    the returned masks leaves a token out. Raises UsageError when the shapes do not fit or a weight is not finite.
     """
     sizes = shape.response_lengths_N.tolist()
 
@@ -37,11 +38,11 @@ def importance(
         rollout_log_probs=by_sample(rollout_log_probs_R), loss_masks=masks, total_lengths=lengths_N.tolist(), response_lengths=sizes,
     )  # fmt: skip
     if not isinstance(answer, tuple) or len(answer) != 3:
-        raise ValueError(f"{TIS} returned {type(answer).__name__}, not (pg_loss, masks, metrics)")
+        raise UsageError(f"{TIS} returned {type(answer).__name__}, not (pg_loss, masks, metrics)")
     masks_R = _column(answer[1], shape, "masks")
     weights_R = np.where(masks_R == 0, 0.0, _column(answer[0], shape, "pg_loss")) * masks_R  # what they mask may have overflown
     if not (np.abs(weights_R[shape.mask_R]) <= np.finfo(np.float32).max).all():
-        raise ValueError(f"{TIS} returned weights that are not finite")
+        raise UsageError(f"{TIS} returned weights that are not finite")
     return shape.masked(weights_R), {name: _mean(value, shape, name) for name, value in answer[2].items()}
 
 
@@ -50,9 +51,9 @@ def _column(value: Any, shape: Shape, name: str) -> np.ndarray:
     parts = list(value) if isinstance(value, Sequence) else [value]
     flat_R = np.concatenate([np.zeros(0), *(torch.as_tensor(part).detach().double().cpu().numpy().reshape(-1) for part in parts)])
     if isinstance(value, Sequence) and [len(torch.as_tensor(p).reshape(-1)) for p in parts] != shape.response_lengths_N.tolist():
-        raise ValueError(f"{TIS} returned {name} for responses of other lengths than those it was given")
+        raise UsageError(f"{TIS} returned {name} for responses of other lengths than those it was given")
     if len(flat_R) != len(shape.mask_R):
-        raise ValueError(f"{TIS} returned {len(flat_R)} values in {name} for {len(shape.mask_R)} response tokens")
+        raise UsageError(f"{TIS} returned {len(flat_R)} values in {name} for {len(shape.mask_R)} response tokens")
     return flat_R
 
 
@@ -71,24 +72,24 @@ def reduction(
 
     ``f(total_lengths, response_lengths, loss_masks, calculate_per_token_loss)`` gives a callable from the losses of the response
     tokens, [R], to their weighted sum; slime divides it by the samples of the step, or by its trained tokens with
-    ``--calculate-per-token-loss``. Raises ValueError when it is not such a sum: nothing else is the same however it is packed.
+    ``--calculate-per-token-loss``. Raises UsageError when it is not such a sum: nothing else is the same however it is packed.
     """
     sizes = response_lengths_N.tolist()
     masks = list(torch.from_numpy(mask_R.astype(np.int64)).split(sizes))
     reducer = function(lengths_N.tolist(), sizes, masks, per_token)
     if not callable(reducer):
-        raise ValueError(f"{REDUCER} returned {type(reducer).__name__}, not a function of the losses")
+        raise UsageError(f"{REDUCER} returned {type(reducer).__name__}, not a function of the losses")
     zeros_R = torch.zeros(len(mask_R), dtype=torch.float64, requires_grad=True)
     value = reducer(zeros_R)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise ValueError(f"{REDUCER}: its reducer must return one number that depends on the losses")
+        raise UsageError(f"{REDUCER}: its reducer must return one number that depends on the losses")
     (weights_R,) = torch.autograd.grad(value.sum(), zeros_R)
     if not (torch.isfinite(value).all() and torch.isfinite(weights_R).all()):
-        raise ValueError(f"{REDUCER}: its reducer gives weights that are not finite, as of a sample divided by its 0 trained tokens")
+        raise UsageError(f"{REDUCER}: its reducer gives weights that are not finite, as of a sample divided by its 0 trained tokens")
     probe_R = torch.from_numpy(np.random.default_rng(0).normal(size=len(mask_R)))
     bound = 1e-5 * float((weights_R * probe_R).abs().sum()) + 1e-12
     if abs(float(value.detach())) > bound or abs(float(reducer(probe_R)) - float(weights_R @ probe_R)) > bound:
-        raise ValueError(f"{REDUCER}: its reducer is not a weighted sum of the losses")
+        raise UsageError(f"{REDUCER}: its reducer is not a weighted sum of the losses")
     if weights_R[torch.from_numpy(~mask_R)].any():
-        raise ValueError(f"{REDUCER}: its reducer gives weight to tokens that are not trained")
+        raise UsageError(f"{REDUCER}: its reducer gives weight to tokens that are not trained")
     return weights_R.numpy()

@@ -8,7 +8,7 @@ import torch
 
 from slime_cli.errors import UsageError
 from slime_cli.rollout import hooks
-from slime_cli.training import user_weights
+from slime_cli.training import objective, user_weights
 from slime_cli.training.advantages import Shape
 
 SIZES = np.array([3, 0, 2])
@@ -50,7 +50,7 @@ def test_a_function_sees_the_whole_batch_sample_by_sample_without_what_is_masked
     ],
 )
 def test_answers_that_do_not_fit_are_refused(answer, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(UsageError, match=said):
         weigh(lambda args, *, pg_loss, **kwargs: answer(pg_loss))
 
 
@@ -91,7 +91,7 @@ def test_a_reducers_weights():
     ],
 )
 def test_a_reducer_that_is_no_weighted_sum_of_trained_tokens_is_refused(reducer, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(UsageError, match=said):
         reduce(reducer)
 
 
@@ -101,3 +101,13 @@ def test_a_signature_that_does_not_fit_is_refused_when_loaded(tmp_path):
     for name, kind in (("tis", "tis"), ("reducer", "pg_loss_reducer")):
         with pytest.raises(UsageError, match="does not accept the call"):
             hooks.load(f"{file}:{name}", kind)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(None, "NoneType"), (torch.zeros(()), "Tensor"), ((torch.zeros(2), {}), "Tensor, dict"), ((torch.zeros(()), 1.0), "Tensor, float")],
+)
+def test_a_loss_function_that_returns_something_else_is_named(answer, said):
+    with pytest.raises(UsageError, match=f"--custom-loss-function-path returned {said}$") as caught:
+        objective.custom(lambda *_: answer, types.SimpleNamespace(), types.SimpleNamespace(), torch.zeros(1, 2))
+    assert caught.value.exit_code == 2
