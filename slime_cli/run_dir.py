@@ -6,6 +6,7 @@ a run without stages.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -61,9 +62,11 @@ def _lock(folder: pathlib.Path, flags: int) -> int:
     fd = os.open(folder / LOCK, os.O_RDWR | flags, 0o644)
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         holder = os.read(fd, 200).decode(errors="replace").strip()
         os.close(fd)
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise UsageError(f"--run-dir {folder}: cannot lock {LOCK} there: {error.strerror}", "choose a disk that has locks") from None
         raise UsageError(
             f"--run-dir {folder}: {holder or 'another process'} is running it", "wait for it or stop it, or choose another --run-dir"
         ) from None

@@ -43,7 +43,7 @@ def main() -> None:
         memory = json.loads(subprocess.run([sys.executable, "-m", "slime_cli.bench.heads"], check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         name = "peak memory of the log-probability path / one float32 copy of its logits"
         row(name, memory["chunked"], "ratio", "<= 1", memory["chunked"] <= 1, **memory)
-        row("tracing on / off, step time", step["trace"], "ratio", "<= 1.02", step["trace"] <= 1.02)
+        row("tracing on / off, step time, every span on", step["trace"], "ratio", "<= 1.02", step["trace"] <= 1.02)
         from slime_cli.bench import rollout
 
         found = rollout.ratio(model, folder / "serve", screen.say)

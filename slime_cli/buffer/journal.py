@@ -34,27 +34,9 @@ from typing import Any
 
 from slime_cli import disk
 from slime_cli.buffer.records import (
-    SCHEMA,
-    SOURCES,
-    UPGRADES,
-    VERSION,
-    Commit,
-    Lease,
-    Ledger,
-    OpenGroup,
-    Record,
-    Recovery,
-    Rollback,
-    check_version,
-    decode,
-    encode,
-    payload_of,
-    plain,
-    quoted,
-    reward_column,
-    statements,
-    with_members,
-)
+    SCHEMA, SOURCES, UPGRADES, VERSION, Commit, Lease, Ledger, OpenGroup, Record, Recovery, Rollback, check_version, decode, encode,
+    payload_of, plain, quoted, reward_column, statements, with_members,
+)  # fmt: skip
 from slime_cli.buffer.types import Fate, PromptRow, Sample, executions
 from slime_cli.errors import DataError, UsageError
 
