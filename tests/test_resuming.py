@@ -12,6 +12,7 @@ from slime_cli.errors import DataError
 from slime_cli.manifests import checkpoints
 from slime_cli.options.resolve import resolve
 from slime_cli.run_dir import append_line
+from slime_cli.tracing.ledger import ledgers
 from tests.buffer.test_journal import deal, done
 from tests.test_checkpoint_folders import cut, make
 
@@ -240,3 +241,15 @@ def test_a_reference_and_a_teacher_are_looked_for_too(tmp_path, more):
     make(tmp_path / "x" / "a", 2, weights=7)
     with pytest.raises(DataError, match="no complete checkpoint there"):
         starts(tmp_path, more.format(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("how", ["half of it", "garbage inside", "zeros"])
+def test_a_damaged_journal_is_named(tmp_path, how):
+    run, path = Run(tmp_path), tmp_path / "journal.sqlite"
+    content = path.read_bytes()
+    half = len(content) // 2
+    spoilt = {"half of it": content[:half], "garbage inside": content[:4096] + b"x" * (half - 4096) + content[half:], "zeros": bytes(len(content))}
+    path.write_bytes(spoilt[how])
+    for read in (run.prepare, lambda: ledgers(tmp_path)):
+        with pytest.raises(DataError, match=f"{path}: (damaged|not a journal)"):
+            read()

@@ -34,9 +34,27 @@ from typing import Any
 
 from slime_cli import disk
 from slime_cli.buffer.records import (
-    SCHEMA, SOURCES, UPGRADES, VERSION, Commit, Lease, Ledger, OpenGroup, Record, Recovery, Rollback, check_version, decode, encode,
-    payload_of, plain, quoted, reward_column, statements, with_members,
-)  # fmt: skip
+    SCHEMA,
+    SOURCES,
+    UPGRADES,
+    VERSION,
+    Commit,
+    Lease,
+    Ledger,
+    OpenGroup,
+    Record,
+    Recovery,
+    Rollback,
+    check_version,
+    decode,
+    encode,
+    payload_of,
+    plain,
+    quoted,
+    reward_column,
+    statements,
+    with_members,
+)
 from slime_cli.buffer.types import Fate, PromptRow, Sample, executions
 from slime_cli.errors import DataError, UsageError
 
@@ -53,7 +71,7 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._mutex = threading.RLock()
         self._lock = self._lock_out_others()
-        with disk.naming(self.path):
+        with self._held():
             self._open()
 
     def _open(self) -> None:
@@ -135,8 +153,20 @@ class Journal:
         self.close()
 
     @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """For one thread at a time; what the disk or a damaged file says comes with the path."""
+        try:
+            with self._mutex, disk.naming(self.path):
+                yield
+        except sqlite3.DatabaseError as error:
+            if type(error) is not sqlite3.DatabaseError:  # OperationalError and the like are about a statement
+                raise
+            fix = "restore a copy, or start another --run-dir with --load and this run's checkpoints: their weights are whole"
+            raise DataError(f"{self.path}: damaged: {error}", fix) from None
+
+    @contextlib.contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        with self._mutex, disk.naming(self.path):
+        with self._held():
             self._db.execute(begin)
             try:
                 yield self._db
@@ -275,7 +305,7 @@ class Journal:
 
     def get(self, key: str, default: Any = None) -> Any:
         """What :meth:`put` (or :meth:`lease`, for ``cursor``) kept."""
-        with self._mutex:
+        with self._held():
             return self._get(key, default)
 
     def ledger(self) -> Ledger:
@@ -297,7 +327,7 @@ class Journal:
 
     def record(self, sample_index: int) -> Record | None:
         """None when no such sample was dispatched."""
-        with self._mutex:
+        with self._held():
             row = self._db.execute(
                 "SELECT sample_index, group_index, position, source, row, epoch, fate, reason, rollout_id, step,"
                 " weight_version, attempts, reward, prompt FROM samples JOIN groups USING(group_index)"
@@ -315,12 +345,12 @@ class Journal:
 
     def commits(self) -> list[Commit]:
         """Those that stand, by step."""
-        with self._mutex:
+        with self._held():
             return [Commit(*row) for row in self._db.execute(f"{_COMMITS} ORDER BY step")]
 
     def lines(self) -> dict[int, dict[str, Any]]:
         """Rollout id -> its metrics, of committed rollouts and of later ones."""
-        with self._mutex:
+        with self._held():
             return {r: json.loads(line) for r, line in self._db.execute("SELECT rollout_id, line FROM lines ORDER BY 1")}
 
     # ---- inside a transaction ----
