@@ -65,4 +65,6 @@ def write_dist(folder: pathlib.Path) -> None:
     """What says that a folder is a torch_dist checkpoint: one without tensors."""
     (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
     fields = b"}(U\x13state_dict_metadata}U\x0cstorage_data}u"
-    (folder / ".metadata").write_bytes(b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81" + fields + b"b.")
+    (folder / ".metadata").write_bytes(
+        b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81" + fields + b"b."
+    )

@@ -36,23 +36,19 @@ def hf_to_fp8(
 ) -> None:
     """Quantise the model's matrices to FP8 (e4m3). Activations are quantised as the engine runs."""
     from slime_cli.errors import UsageError
-    from slime_cli.weights import number_formats
-    from slime_cli.weights.quantise import BLOCK
 
     for flag, value in (("--block-size", block_size), ("--scale-fmt", scale_fmt)):
         if value and strategy != "block":
             raise UsageError(f"{flag} is for --strategy block, not {strategy}", f"leave out {flag}")
     if block_size and min(block_size) < 1:
         raise UsageError(f"--block-size {block_size[0]} {block_size[1]}: must be at least 1", "SGLang's kernels are made for 128 128")
-    form = number_formats.ToFp8(strategy=strategy, block=block_size or BLOCK, scale_fmt=scale_fmt, ignore=tuple(ignore or ()))
-    _run(hf_checkpoint, save, form, force)
+    options = {"strategy": strategy, "scale_fmt": scale_fmt, "ignore": tuple(ignore or ())}
+    _run(hf_checkpoint, save, force, "ToFp8", **options | ({"block": block_size} if block_size else {}))
 
 
 def fp8_to_bf16(hf_checkpoint: Checkpoint, save: Save, force: Force = False) -> None:
     """Make bfloat16 weights of an FP8 model."""
-    from slime_cli.weights import number_formats
-
-    _run(hf_checkpoint, save, number_formats.FromFp8(), force)
+    _run(hf_checkpoint, save, force, "FromFp8")
 
 
 def hf_to_int4(
@@ -64,27 +60,25 @@ def hf_to_int4(
     force: Force = False,
 ) -> None:
     """Round the model's matrices to INT4 (pack-quantized, W4A16)."""
-    from slime_cli.weights import number_formats
-
-    _run(hf_checkpoint, save, number_formats.ToInt4(group=group_size, symmetric=symmetric, ignore=tuple(ignore or ())), force)
+    _run(hf_checkpoint, save, force, "ToInt4", group=group_size, symmetric=symmetric, ignore=tuple(ignore or ()))
 
 
 def int4_to_bf16(hf_checkpoint: Checkpoint, save: Save, force: Force = False) -> None:
     """Make bfloat16 weights of a pack-quantized INT4 model."""
-    from slime_cli.weights import number_formats
-
-    _run(hf_checkpoint, save, number_formats.FromInt4(), force)
+    _run(hf_checkpoint, save, force, "FromInt4")
 
 
-def _run(hf_checkpoint: pathlib.Path, save: pathlib.Path, form: Any, force: bool) -> None:
+def _run(hf_checkpoint: pathlib.Path, save: pathlib.Path, force: bool, name: str, **options: Any) -> None:
+    """``name`` and ``options``: of the format, imported (with torch) once the checkpoint has been looked at."""
     from slime_cli.commands import doctor_checkpoint as checkpoint
     from slime_cli.screen import Screen
 
     screen = Screen()
     needed, looked_at = (checkpoint.CONFIG, checkpoint.WEIGHTS), (checkpoint.TOKENIZER, checkpoint.TEMPLATE)
     checkpoint.require(hf_checkpoint, screen.say, needed, looked_at)
-    from slime_cli.weights import requantise
+    from slime_cli.weights import number_formats, requantise
 
+    form = getattr(number_formats, name)(**options)
     folder, count = requantise.convert(hf_checkpoint, save, form, screen=screen, force=force)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     screen.say(f"done: {folder}, {count} matrices in {form.dtype}, {size / 1e6:.1f} MB")

@@ -25,7 +25,8 @@ _DCP = "torch.distributed.checkpoint.metadata"
 ALLOWED = frozenset(
     f"{module}.{name}"
     for module, names in {
-        _DCP: "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties TensorStorageMetadata "
+        _DCP: "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties "
+        "TensorStorageMetadata "
         "_MEM_FORMAT_ENCODING",
         "torch.distributed.checkpoint.filesystem": "_StorageInfo",
         "torch": "Size device Tensor",
@@ -54,8 +55,12 @@ PATTERN = re.compile(
     r"|megatron\.core\.(transformer\.)?enums\.[A-Z]\w*"
 )
 """Storages, dtypes and Megatron's enumerations, which are many."""
-_MEMBER = re.compile(r"(data\.pkl|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id|data/\d+)")
-FIX = "take checkpoints only from those whose programs you would run; this one holds what Megatron and slime never write"
+_MEMBER = re.compile(
+    r"(data\.pkl|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id|data/\d+)"
+)
+FIX = (
+    "take checkpoints only from those whose programs you would run; this one holds what Megatron and slime never write"
+)
 
 
 class Refused(Exception):
@@ -99,11 +104,18 @@ def _objects(metadata: Any) -> Iterator[tuple[str, str, int, int]]:
         raise Refused("its .metadata is not what torch writes")
     for index, info in storage.items():
         key, file = getattr(index, "fqn", None), getattr(info, "relative_path", None)
-        kind = type(kinds.get(key) if isinstance(key, str) else None)  # of the type: a pickle may give an object any attribute
+        kind = type(
+            kinds.get(key) if isinstance(key, str) else None
+        )  # of the type: a pickle may give an object any attribute
         if issubclass(kind, StandIn) and kind.name == f"{_DCP}.TensorStorageMetadata":
             continue
         start, length = getattr(info, "offset", None), getattr(info, "length", None)
-        whole = isinstance(start, int) and isinstance(length, int) and isinstance(file, str) and pathlib.PurePath(file).name == file
+        whole = (
+            isinstance(start, int)
+            and isinstance(length, int)
+            and isinstance(file, str)
+            and pathlib.PurePath(file).name == file
+        )
         if not whole or getattr(info, "transform_descriptors", None):
             raise Refused(f"{key}: its place in the files is not what torch writes")
         yield key, file, start, length
@@ -117,7 +129,11 @@ def _piece(path: pathlib.Path, start: int, length: int) -> bytes:
 
 def _check_object(key: str, data: bytes, own: bool) -> None:
     archive = _check_archive(data)
-    if not own and "_extra_state" in key and any(entry.file_size for entry in archive.infolist() if "/data/" in entry.filename):
+    if (
+        not own
+        and "_extra_state" in key
+        and any(entry.file_size for entry in archive.infolist() if "/data/" in entry.filename)
+    ):
         raise Refused(f"{key} is FP8 state of Transformer Engine: a pickle in a tensor, which is not looked through")
 
 
@@ -127,7 +143,9 @@ def _check_archive(data: bytes) -> zipfile.ZipFile:
         archive = zipfile.ZipFile(io.BytesIO(data))
         names = archive.namelist()
         top = names[0].partition("/")[0]
-        plain = all(entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1 for entry in archive.infolist())
+        plain = all(
+            entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1 for entry in archive.infolist()
+        )
         known = all(name.startswith(f"{top}/") and _MEMBER.fullmatch(name[len(top) + 1 :]) for name in names)
         once = len({name.lower() for name in names}) == len(names) and f"{top}/data.pkl" in names
         if not (data.startswith(b"PK\x03\x04") and plain and known and once and _directory(data) == archive.start_dir):

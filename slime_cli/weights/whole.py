@@ -122,7 +122,8 @@ def check_tokenizer(folder: pathlib.Path) -> Finding:
         return Finding(name, "fail", str(error), fix)
     rows = _rows(folder)
     if rows is not None and last >= rows:
-        fix = "take the tokenizer that the model was trained with, or give the model rows: model.resize_token_embeddings(len(tokenizer))"
+        rows_for_all = "model.resize_token_embeddings(len(tokenizer))"
+        fix = f"take the tokenizer that the model was trained with, or give the model rows: {rows_for_all}"
         return Finding(
             name, "fail", f"{token!r} has id {last}, and the embedding has {rows} rows (0 to {rows - 1})", fix
         )
@@ -217,7 +218,8 @@ def _problem(name: str, shape: tensors.Shape, contents: headers.Contents) -> str
     parts = [name]
     if name in held:
         if held[name].shape != shape:
-            return f"{name} in {held[name].file} has the shape {list(held[name].shape)}, config.json makes it {list(shape)}"
+            found = f"{name} in {held[name].file} has the shape {list(held[name].shape)}"
+            return f"{found}, config.json makes it {list(shape)}"
         if held[name].dtype in SCALED:
             parts.append(f"{name}_scale_inv" if f"{name}_scale_inv" in held else f"{name}_scale")
     elif f"{name}_packed" in held:

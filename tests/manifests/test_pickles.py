@@ -22,8 +22,6 @@ from tests.checkpoints import write
 KEY = "common_state/shard_0_1"
 
 
-
-
 class Evil:
     """Unpickled, it makes a file."""
 
@@ -224,11 +222,19 @@ def stranger(tmp_path, marker) -> pathlib.Path:
 def test_conversion_refuses_it_before_megatron_starts(stranger, tmp_path, marker, capsys):
     assert cli.run(["convert", "dist-to-hf", "--load", str(stranger), "--save", str(tmp_path / "out")]) == 3
     said = capsys.readouterr()
-    assert "its pickle would call posix.system" in said.err and "Megatron process" not in said.out and not marker.exists()
+    assert (
+        "its pickle would call posix.system" in said.err and "Megatron process" not in said.out and not marker.exists()
+    )
 
 
 @pytest.mark.parametrize(
-    "option", ["--load {}", "--ref-load {}", "--load {good} --use-kl-loss --kl-loss-coef 0.1 --ref-load {}", "--use-opd --opd-teacher-load {}"]
+    "option",
+    [
+        "--load {}",
+        "--ref-load {}",
+        "--load {good} --use-kl-loss --kl-loss-coef 0.1 --ref-load {}",
+        "--use-opd --opd-teacher-load {}",
+    ],
 )
 def test_training_refuses_it_before_anything_starts(option, stranger, tmp_path, marker):
     from tests.test_checkpoint_folders import make
