@@ -10,16 +10,19 @@ from slime_cli import disk, installed, manifests
 from slime_cli import run_dir as folders
 from slime_cli.commands import arguments
 from slime_cli.errors import UsageError
+from slime_cli.options import checks
 from slime_cli.options.resolve import Resolved, resolve
 
 
 def run(argv: list[str]) -> int:
     """Serves until it is told to stop; returns the exit code. Raises EngineError when nothing is left to serve with."""
     line = arguments.split(argv)
+    if line.dry_run or line.verbose:
+        flag = "--dry-run" if line.dry_run else "--verbose"
+        raise UsageError(f"`slime serve-rollout` does not read {flag}", "leave it out; `slime train` does")
     resolved = resolve(line.rest, line.profiles, "serve-rollout")
+    warnings = checks.check(resolved)
     model = resolved.slime["hf_checkpoint"]
-    if not model:
-        raise UsageError("--hf-checkpoint is missing", "pass the folder of the model to serve")
     installed.require(*installed.SERVING)
     run_dir = pathlib.Path(resolved.slime["run_dir"] or "runs/serve").resolve()
     folders.refuse_second(run_dir)
@@ -41,6 +44,8 @@ def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str) -> int:
     if model.startswith(tiny.PREFIX):
         model = str(tiny.make(model, run_dir / "model"))
     screen = Screen()
+    for warning in warnings:
+        screen.warn(warning)
     _check_model(resolved, model, screen.say)
     hardware.check_engine(architecture.read_config(model))
     owner = os.getppid()

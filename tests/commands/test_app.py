@@ -149,3 +149,17 @@ def test_no_command_shows_the_help(capsys):
 def test_version(capsys):
     assert cli.run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("slime ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dry-run"], "`slime serve-rollout` does not read --dry-run"),
+        (["--hf-checkpoint", "m", "--sglang-router-port", "80000"], "it must be between 1 and 65535"),
+        ([], "--hf-checkpoint is missing"),
+    ],
+)
+def test_serve_rollout_checks_its_options(words, said):
+    with pytest.raises(UsageError) as caught:
+        app.module_of("serve-rollout").run(words)
+    assert said in f"{caught.value.message} | {caught.value.fix}"

@@ -7,14 +7,16 @@ but is likely not meant. A new check goes to the module of its subject, and ther
 from collections.abc import Iterator
 
 from slime_cli.errors import UsageError, together
-from slime_cli.options.checks import algorithm, batch, off_policy, placement, sampling, settled, stages
+from slime_cli.options.checks import algorithm, batch, bounds, off_policy, placement, sampling, settled, stages
 from slime_cli.options.checks.common import Check
 from slime_cli.options.checks.placement import layout
 from slime_cli.options.resolve import Resolved
 
 __all__ = ["check", "layout"]
 
-ALWAYS: tuple[Check, ...] = (batch.required, batch.positive, placement.cluster)
+NUMBERS: tuple[Check, ...] = (bounds.bounds,)
+"""What the others count with: they are asked only when these have found nothing."""
+ALWAYS: tuple[Check, ...] = (batch.required, placement.cluster)
 """For every command that resolves options."""
 TRAIN = (*ALWAYS, *placement.TRAIN, *batch.TRAIN, *algorithm.TRAIN, *off_policy.TRAIN, *sampling.TRAIN, *settled.TRAIN)
 
@@ -28,13 +30,18 @@ def check(resolved: Resolved) -> list[str]:
         stages.agree(list(_stages(resolved)))
         return _once([(name, _check_stage(name, stage)) for name, stage in _stages(resolved)])
     warnings = list(resolved.warnings)
-    problems: list[UsageError] = []
-    for one in TRAIN if resolved.command == "train" else ALWAYS:
-        for found in one(resolved):
-            problems.append(UsageError(*found)) if isinstance(found, tuple) else warnings.append(found)
-    if problems:
-        raise together(problems, "do not fit together")
+    _ask(NUMBERS, resolved, warnings)
+    _ask(TRAIN if resolved.command == "train" else ALWAYS, resolved, warnings)
     return warnings
+
+
+def _ask(subjects: tuple[Check, ...], resolved: Resolved, warnings: list[str]) -> None:
+    """Adds to ``warnings``. Raises one UsageError with everything that must not run."""
+    problems: list[UsageError] = []
+    for found in (found for subject in subjects for found in subject(resolved)):
+        problems.append(UsageError(*found)) if isinstance(found, tuple) else warnings.append(found)
+    if problems:
+        raise together(problems, "do not fit together" if subjects is not NUMBERS else "are out of range")
 
 
 def _once(found: list[tuple[str, list[str]]]) -> list[str]:

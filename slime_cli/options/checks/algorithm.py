@@ -1,7 +1,8 @@
 """The loss, the estimator of advantages, and the optimizer."""
 
 import collections
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from slime_cli.options import own
 from slime_cli.options.checks.common import Problem, no_effect
@@ -28,6 +29,8 @@ def algorithm(r: Resolved) -> Iterator[Problem | str]:
     if s["loss_type"] == "custom_loss" and s["custom_pg_loss_reducer_function_path"]:
         flag = own.flag("custom_pg_loss_reducer_function_path")
         yield no_effect([flag], "with --loss-type custom_loss: your own function reduces the loss")
+    for name in ("only_train_params_name_list", "freeze_params_name_list"):
+        yield from _patterns(own.flag(name), s[name] or ())
     if s["only_train_params_name_list"] and s["freeze_params_name_list"]:
         yield "--only-train-params-name-list and --freeze-params-name-list exclude each other", "keep one of the two"
     if s["loss_type"] == "sft_loss":
@@ -45,6 +48,14 @@ def algorithm(r: Resolved) -> Iterator[Problem | str]:
         )
     if not s["rewards_normalization"] and r.origins["slime.grpo_std_normalization"] == "flag":
         yield no_effect(["--disable-grpo-std-normalization"], "with --disable-rewards-normalization")
+
+
+def _patterns(flag: str, patterns: Sequence[str]) -> Iterator[Problem]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield f"{flag} {pattern}: not a regular expression ({error})", "escape what is meant literally"
 
 
 _NEEDS = {
@@ -95,6 +106,9 @@ _MOMENTS = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "optimizer
 
 def optimizer(r: Resolved) -> Iterator[Problem | str]:
     megatron, stateless = r.megatron, r.slime["use_stateless_adam"]
+    least, most = megatron.get("min_lr", 0), megatron.get("lr")
+    if most is not None and least > most:
+        yield f"--min-lr {least} is above --lr {most}", "Megatron lowers the rate from the latter to the former"
     if stateless and megatron.get("optimizer", "adam") != "adam":
         yield f"--use-stateless-adam with --optimizer {megatron['optimizer']}", "keep one"
     for name in _MOMENTS if stateless else ():

@@ -24,19 +24,6 @@ def required(r: Resolved) -> Iterator[Problem | str]:
         yield no_effect(["--num-epoch"], "beside --num-rollout, which says how many steps there are")
 
 
-def positive(r: Resolved) -> Iterator[Problem]:
-    names = (
-        "actor_num_nodes actor_num_gpus_per_node rollout_num_gpus_per_engine rollout_batch_size "
-        "n_samples_per_prompt num_steps_per_rollout update_weights_interval max_tokens_per_gpu save_interval "
-        "eval_interval n_samples_per_eval_prompt rollout_max_response_len rollout_max_prompt_len eval_max_response_len "
-        "over_sampling_batch_size sglang_server_concurrency rm_timeout rm_workers num_rollout num_epoch keep_rollouts "
-        "keep_checkpoints max_groups_without_progress"
-    )
-    for name in names.split():
-        if (value := r.slime[name]) is not None and value <= 0:
-            yield f"--{name.replace('_', '-')} is {value}", "it must be at least 1"
-
-
 def batch(r: Resolved) -> Iterator[Problem | str]:
     prompts, group = r.slime["rollout_batch_size"], r.slime["n_samples_per_prompt"]
     steps, batch = r.slime["num_steps_per_rollout"], r.megatron.get("global_batch_size")

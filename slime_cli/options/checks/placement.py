@@ -81,6 +81,12 @@ def parallel(r: Resolved) -> Iterator[Problem | str]:
         yield f"--num-experts {experts} is not a multiple of --expert-model-parallel-size {ep}", "change the latter"
     if megatron.get("sequence_parallel") and tp == 1:
         yield "--sequence-parallel has no effect with --tensor-model-parallel-size 1: Megatron turns it off"
+    heads, groups = megatron.get("num_attention_heads"), megatron.get("num_query_groups")
+    if heads and groups and heads % groups:
+        yield f"--num-attention-heads {heads} is not a multiple of --num-query-groups {groups}", "change one"
+    chosen, experts = megatron.get("moe_router_topk"), megatron.get("num_experts")
+    if chosen and experts and chosen > experts:
+        yield f"--moe-router-topk {chosen} is more than --num-experts {experts}", "lower it"
     for name in ("num_attention_heads", "ffn_hidden_size"):
         if (value := megatron.get(name)) and value % tp:
             yield (

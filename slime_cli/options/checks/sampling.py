@@ -1,5 +1,6 @@
 """How answers are sampled, rewarded and evaluated."""
 
+import math
 from collections.abc import Iterator
 
 from slime_cli.options.checks.common import Problem, no_effect
@@ -9,14 +10,11 @@ from slime_cli.options.resolve import Resolved
 
 def sampling(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    if not s["rollout_temperature"] > 0:
+    if not 0 < s["rollout_temperature"] < math.inf:
         yield (
             f"--rollout-temperature is {s['rollout_temperature']}",
             "training needs samples with probabilities: above 0",
         )
-    for name in ("rollout_top_p", "eval_top_p"):
-        if not 0 < s[name] <= 1:
-            yield f"--{name.replace('_', '-')} is {s[name]}", "it must be above 0 and at most 1"
     if s["loss_type"] != "sft_loss" and (s["rollout_top_p"] < 1 or s["rollout_top_k"] > 0):
         yield from cut(r)
     elif s["use_top_p_replay"] and s["loss_type"] != "sft_loss":
@@ -34,8 +32,10 @@ def reward(r: Resolved) -> Iterator[Problem | str]:
                 "no reward: neither --rm-type nor --custom-rm-path",
                 "give one; only reasoning-gym: prompts and --custom-generate-function-path bring their own",
             )
-    if s["rm_type"] == "remote_rm" and not s["rm_url"]:
-        yield "--rm-type remote_rm needs --rm-url", "give the service's address"
+    if s["rm_type"] in ("remote_rm", "boxed_remote_rm") and not s["rm_url"]:
+        yield f"--rm-type {s['rm_type']} needs --rm-url", "give the service's address"
+    if s["rm_url"] and not s["rm_url"].startswith(("http://", "https://")):
+        yield f"--rm-url {s['rm_url']}: not an address", "write http://HOST:PORT/PATH"
     if s["group_rm"] and not s["custom_rm_path"]:
         yield "--group-rm needs --custom-rm-path", "built-in rewards look at one sample"
 
@@ -50,8 +50,6 @@ def evaluation(r: Resolved) -> Iterator[Problem | str]:
         yield f"--eval-prompt-data names a set twice: {' '.join(data[::2])}", "give each its own name"
     if s["eval_interval"] and not data:
         yield "--eval-interval without --eval-prompt-data", "give a set to evaluate on"
-    if s["eval_temperature"] < 0:
-        yield f"--eval-temperature is {s['eval_temperature']}", "0 is greedy; it cannot be negative"
 
 
 TRAIN = (sampling, reward, evaluation)
