@@ -35,15 +35,15 @@ class EngineError(SlimeError):
     exit_code = 4
 
 
-def together(errors: Sequence[UsageError], what: str) -> UsageError:
-    """The only one of ``errors``, or one that lists them all, each fix once; ``what`` completes "3 options ..."."""
+def together(errors: Sequence[SlimeError], what: str) -> SlimeError:
+    """The only one of ``errors``, or one of the first's kind that lists all, each fix once; ``what``: "3 options .."."""
     if len(errors) == 1:
         return errors[0]
     lines, fixes = [], [error.fix for error in errors]
     for number, error in enumerate(errors, 1):
         said = bool(error.fix) and error.fix not in fixes[number:]
         lines.append(f"  {number}. {error.message}{f' ({error.fix})' * said}")
-    return UsageError("\n".join([f"{len(errors)} options {what}:", *lines]), "fix each as it says")
+    return type(errors[0])("\n".join([f"{len(errors)} options {what}:", *lines]), "fix each as it says")
 
 
 class Interrupted(SlimeError):

@@ -79,28 +79,39 @@ def versions() -> dict[str, str]:
     return own | {name: found for name in installed.TESTED if (found := installed.version(name))}
 
 
-def claim(resolved, folder: str | os.PathLike) -> manifests.Run:
+def earlier(resolved: Resolved, folder: pathlib.Path) -> manifests.Run | None:
+    """The run that the folder holds. Raises UsageError when it belongs to another configuration."""
+    path = folder / "run.json"
+    if not path.exists():
+        return None
+    before = manifests.read(path, manifests.Run)
+    changed = _differences(before.options, _options(resolved))
+    if changed:
+        raise UsageError(
+            f"--run-dir {folder} holds a run with other options: {'; '.join(changed[:5])}",
+            "choose another --run-dir, or start with the same options to resume",
+        )
+    return before
+
+
+def _options(resolved: Resolved) -> dict:
+    """As ``run.json`` has them."""
+    names = ("slime", "megatron", "sglang", "router", "stages")
+    return json.loads(json.dumps({name: getattr(resolved, name) for name in names}, default=str))
+
+
+def claim(resolved: Resolved, folder: str | os.PathLike) -> manifests.Run:
     """Writes or updates ``run.json``. Raises UsageError when the folder belongs to another configuration."""
     folder = pathlib.Path(folder)
-    options = json.loads(json.dumps({name: getattr(resolved, name) for name in ("slime", "megatron", "sglang", "router", "stages")}, default=str))
-    path = folder / "run.json"
-    attempt, created = 1, time.time()
-    if path.exists():
-        before = manifests.read(path, manifests.Run)
-        changed = _differences(before.options, options)
-        if changed:
-            raise UsageError(
-                f"--run-dir {folder} holds a run with other options: {'; '.join(changed[:5])}",
-                "choose another --run-dir, or start with the same options to resume",
-            )
-        attempt, created = before.attempt + 1, before.created
+    before = earlier(resolved, folder)
+    attempt, created = (before.attempt + 1, before.created) if before else (1, time.time())
     device = hardware.find()
     run = manifests.Run(
-        options=options, origins=resolved.origins, argv=list(resolved.argv), versions=versions(),
+        options=_options(resolved), origins=resolved.origins, argv=list(resolved.argv), versions=versions(),
         hardware={"device": device.kind, "count": device.count, "name": device.name, "cores": os.cpu_count()},
         attempt=attempt, created=created,
     )  # fmt: skip
-    manifests.write(path, run)
+    manifests.write(folder / "run.json", run)
     return run
 
 

@@ -18,7 +18,7 @@ from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources import open_source
 from slime_cli.buffer.types import PromptRow, RowError, Sample, executions
-from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
+from slime_cli.errors import DataError, EngineError, SlimeError
 from slime_cli.manifests import checkpoints
 from slime_cli.options import roles
 from slime_cli.options.derive import evaluation_sets
@@ -112,8 +112,6 @@ class Stage:
         context = architecture.context_length(
             architecture.read_config(self.conductor.model), self.options.sglang.get("context_length") if self.policy else None
         )
-        if self.policy and s["use_top_p_replay"] and s["rollout_top_k"] > (rows := architecture.vocabulary(self.conductor.model)):
-            raise UsageError(f"--rollout-top-k {s['rollout_top_k']} with a vocabulary of {rows}", "lower it: the engine is asked for so many tokens")
         self.renderer = (Renderer if self.policy else SupervisedRenderer)(self.conductor.model, RenderOptions.of(s, context), self.say)
         self.source = open_source(
             s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], metadata_key=s["metadata_key"],
@@ -200,11 +198,9 @@ class Stage:
         """[layers, experts a token] with ``--use-rollout-routing-replay``."""
         if not self.s["use_rollout_routing_replay"]:
             return None
-        config = architecture.read_config(self.conductor.model)
-        config = config.get("text_config", config)
-        if "num_experts_per_tok" not in config:
-            raise UsageError(f"--use-rollout-routing-replay: {self.conductor.model} is not a mixture of experts", "leave it out")
-        return [config["num_hidden_layers"], config["num_experts_per_tok"]]
+        model = self.conductor.model
+        where = f"--use-rollout-routing-replay: {model}"
+        return list(architecture.routed_experts(architecture.read_config(model), where))
 
     def _critic_argv(self) -> list[str]:
         """The policy's options with those that ``--megatron-config-path`` gives the critic."""
@@ -214,15 +210,9 @@ class Stage:
 
     def _megatron_argv(self, options=None) -> list[str]:
         options = options or self.options
-        derived = architecture.megatron_args(architecture.read_config(self.conductor.model))
-        if derived is None and "num_layers" not in options.megatron:
-            raise UsageError(
-                f"{self.conductor.model}: its Megatron options are not derived for this architecture yet",
-                "add a model profile with --profile, or pass --num-layers and the others",
-            )
-        architecture.check_given(derived or {}, options.megatron, self.conductor.model)
-        argv = architecture.argv({k: v for k, v in (derived or {}).items() if k not in options.megatron})
-        return argv + options.megatron_argv()
+        model = self.conductor.model
+        derived = architecture.to_derive(architecture.read_config(model), options.megatron, model)
+        return architecture.argv(derived) + options.megatron_argv()
 
     # -- one rollout ------------------------------------------------------------------------------------------------
 

@@ -28,10 +28,10 @@ def run(argv: list[str]) -> int:
     folders.refuse_second(run_dir)
     disk.writable(run_dir, "--run-dir")
     with folders.alone(run_dir):
-        return _serve(resolved, run_dir, model)
+        return _serve(resolved, run_dir, model, warnings)
 
 
-def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str) -> int:
+def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str, warnings: list[str]) -> int:
     import msgspec
 
     from slime_cli.hardware import device as hardware

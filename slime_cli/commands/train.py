@@ -4,23 +4,11 @@ import json
 import pathlib
 import signal
 import time
-from collections.abc import Callable
 
-from slime_cli import installed
-from slime_cli.commands import arguments, train_data
+from slime_cli.commands import arguments, preflight
 from slime_cli.errors import Interrupted
 from slime_cli.options import checks
 from slime_cli.options.resolve import Resolved, resolve
-
-_HOOKS = {
-    "custom_generate_function_path": "generate",
-    "dynamic_sampling_filter_path": "dynamic_filter",
-    "custom_advantage_function_path": "advantage",
-    "custom_loss_function_path": "loss",
-    "custom_tis_function_path": "tis",
-    "custom_pg_loss_reducer_function_path": "pg_loss_reducer",
-}
-"""Option -> kind of function; those of rewards are looked at by the rewards."""
 
 
 def run(argv: list[str]) -> int:
@@ -28,23 +16,20 @@ def run(argv: list[str]) -> int:
     line = arguments.split(argv)
     resolved = resolve(line.rest, line.profiles, "train")
     warnings = checks.check(resolved)
-    if line.dry_run:
-        return _dry_run(resolved, warnings, line.verbose)
-    installed.require(*installed.TESTED)
     run_dir = pathlib.Path(resolved.slime["run_dir"] or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    if line.dry_run:
+        return _dry_run(resolved, run_dir, warnings, line.verbose)
 
+    from slime_cli import installed
     from slime_cli import run_dir as folders
+    from slime_cli.commands import train_data
     from slime_cli.screen import Screen
 
-    folders.refuse_second(run_dir)
+    installed.require(*installed.TESTED)
     screen = Screen()
-    _check_model(resolved, screen.say)
-    _check_functions(resolved)
-    rollouts = train_data.check(list(zip(_names(resolved), _stages(resolved), strict=True)), screen.say)
-
-    from slime_cli import resuming
-
-    resuming.check_starts(folders.stages(resolved, run_dir))
+    sources = preflight.check(resolved, run_dir, screen.say)
+    names = [stage["name"] for stage in resolved.stages] or ["train"]
+    rollouts = train_data.check(list(zip(names, preflight.stages(resolved), sources, strict=True)), screen.say)
     warnings += _check_disks(resolved, run_dir)
     with folders.alone(run_dir):
         return _train(resolved, run_dir, warnings, screen, rollouts)
@@ -86,78 +71,44 @@ def _check_disks(resolved: Resolved, run_dir: pathlib.Path) -> list[str]:
     """Tries every folder that the run writes to; warnings about the room there."""
     from slime_cli import disk, saving
     from slime_cli import run_dir as folders
+    from slime_cli.weights import tiny
 
     disk.writable(run_dir, "--run-dir")
     stages = folders.stages(resolved, run_dir)
     for _, options, folder in stages:
         saving.check_folders(options.slime, folder, run_dir)
-    config = _config(resolved)
-    return disk.short_of_room(need for stage in stages for need in saving.room(*stage, run_dir, config)) if config else []
-
-
-def _config(resolved: Resolved) -> dict | None:
-    """config.json of the model; None for one that is yet to be made."""
-    from slime_cli.weights import architecture
-
-    model = pathlib.Path(resolved.slime["hf_checkpoint"] or "")
-    return architecture.read_config(str(model)) if (model / "config.json").is_file() else None
+    model = resolved.slime["hf_checkpoint"]
+    if model.startswith(tiny.PREFIX):
+        return []
+    config = preflight.config(model)
+    return disk.short_of_room(need for stage in stages for need in saving.room(*stage, run_dir, config))
 
 
 def _interrupt(signum, frame):
     raise KeyboardInterrupt
 
 
-def _check_model(resolved: Resolved, say: Callable[[str], None]) -> None:
-    """Refuses a checkpoint that is not whole before Ray, Megatron or an engine is started; ``tiny:`` models are made
-    whole.
-    """
-    from slime_cli.commands import doctor_checkpoint as checkpoint
-    from slime_cli.weights import tiny
-
-    if (model := resolved.slime["hf_checkpoint"]).startswith(tiny.PREFIX):
-        return
-    chat = any(stage.slime["apply_chat_template"] for stage in _stages(resolved))
-    needed = (checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.WEIGHTS)
-    checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,) if chat else ())
-
-
-def _stages(resolved: Resolved) -> list[Resolved]:
-    """The options of each stage; of the whole run where there is one alone."""
-    return [resolved.for_stage(i) for i in range(len(resolved.stages))] or [resolved]
-
-
-def _names(resolved: Resolved) -> list[str]:
-    return [stage["name"] for stage in resolved.stages] or ["train"]
-
-
-def _check_functions(resolved: Resolved) -> None:
-    """Loads the user's functions, so that one that cannot be used ends the command before anything is started."""
-    from slime_cli.options.resolve import args_namespace
-    from slime_cli.rollout import hooks
-    from slime_cli.rollout.rewards import check_options
-
-    for stage in _stages(resolved):
-        if stage.slime["loss_type"] != "sft_loss":
-            check_options(args_namespace(stage))
-            for option, kind in _HOOKS.items():
-                if stage.slime[option]:
-                    hooks.load(stage.slime[option], kind)
-
-
-def _dry_run(resolved: Resolved, warnings: list[str], verbose: bool) -> int:
+def _dry_run(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], verbose: bool) -> int:
     from rich.console import Console
+    from rich.markup import escape
 
     from slime_cli.options import memory, render
-    from slime_cli.weights import architecture
 
-    config = _config(resolved)
-    derived = architecture.megatron_args(config) if config else None
     console = Console(highlight=False)
+
+    def warn(text: str) -> None:
+        console.print(f"[yellow]warning[/yellow] {escape(text)}", soft_wrap=not console.is_terminal)
+
     for warning in warnings:
-        console.print(f"[yellow]warning[/yellow] {warning}")
-    stages = [(stage["name"], resolved.for_stage(i)) for i, stage in enumerate(resolved.stages)] or [("", resolved)]
-    for name, stage in stages:
+        warn(warning)
+    derived = preflight.derived(resolved)
+    names = [stage["name"] for stage in resolved.stages] or [""]
+    for name, stage in zip(names, preflight.stages(resolved), strict=True):
         if name:
             console.rule(f"stage {name}")
         console.print(render.render(stage, checks.layout(stage), memory.estimate(stage, derived), verbose))
+    made = dict.fromkeys(uri for stage in preflight.stages(resolved) for uri in preflight.made(stage))
+    left = ["how rows render", *(f"prompts of {uri}, which are made" for uri in made)]
+    console.print(f"Left to the run, before it starts anything: {', '.join(left)}", style="dim", markup=False)
+    preflight.check(resolved, run_dir, warn, planning=True)
     return 0

@@ -4,7 +4,8 @@ of each source render and fit the model, and how many rollouts ``--num-epoch`` m
 import contextlib
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from slime_cli.buffer.sources import PromptSource, open_source
 from slime_cli.errors import UsageError
@@ -15,23 +16,31 @@ from slime_cli.rollout import template, usable
 Say = Callable[[str], None]
 
 
-def check(stages: list[tuple[str, Resolved]], say: Say) -> dict[str, int]:
+Sources = tuple[PromptSource | None, list[PromptSource | None]]
+"""Prompts, and evaluation sets; None for one that is not looked at."""
+
+
+def check(stages: list[tuple[str, Resolved, Sources]], say: Say) -> dict[str, int]:
     """Rollouts of each stage that runs for a number of epochs, by its name. Raises DataError for data that cannot be
     used."""
-    opened = [(name, stage, _open(stage.slime)) for name, stage in stages]
     with _model(stages[0][1].slime["hf_checkpoint"]) as model:
         return {
             name: rollouts
-            for name, stage, (prompts, evaluations) in opened
+            for name, stage, (prompts, evaluations) in stages
             if (rollouts := _look(f"{name}: ", stage, model, prompts, evaluations, say)) is not None
         }
 
 
-def _open(s: dict) -> tuple[PromptSource, list[PromptSource]]:
+def sources(s: dict[str, Any], left_out: Sequence[str] = ()) -> Sources:
+    """Opens the sources of a stage, but for those ``left_out``. Raises UsageError or DataError for one that is unfit."""
     keys = dict(metadata_key=s["metadata_key"], tool_key=s["tool_key"], on_bad_row=s["on_bad_row"])
-    prompts = open_source(s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], **keys)
-    eval_keys = dict(input_key=s["eval_input_key"], label_key=s["eval_label_key"])
-    return prompts, [open_source(uri, **eval_keys, **keys) for _, uri in evaluation_sets(s)]
+    wanted = [(s["prompt_data"], s["input_key"], s["label_key"])]
+    wanted += [(uri, s["eval_input_key"], s["eval_label_key"]) for _, uri in evaluation_sets(s)]
+    prompts, *evaluations = [
+        None if uri in left_out else open_source(uri, input_key=input_key, label_key=label_key, **keys)
+        for uri, input_key, label_key in wanted
+    ]
+    return prompts, evaluations
 
 
 @contextlib.contextmanager
@@ -60,7 +69,7 @@ def _look(
     given = stage.sglang.get("context_length") if policy else None
     context = architecture.context_length(architecture.read_config(model), given)
     if policy and context is not None:
-        _check_lengths(s, context)
+        check_lengths(s, context)
     renderer = (Renderer if policy else SupervisedRenderer)(model, RenderOptions.of(s, context), say)
     skip, epochs = s["on_bad_row"] == "skip", None if s["num_rollout"] is not None else s["num_epoch"]
     left_out = skip or s["rollout_max_prompt_len"] is not None
@@ -77,7 +86,7 @@ def _look(
     return _rollouts(name, stage, len(prompts) if not left_out else found.usable, epochs, prompts, say)
 
 
-def _check_lengths(s: dict, context: int) -> None:
+def check_lengths(s: dict, context: int) -> None:
     """The longest prompt and answer must fit the model's context."""
     prompt, answer = s["rollout_max_prompt_len"] or 1, s["rollout_max_response_len"]
     if answer and prompt + answer > context:

@@ -90,6 +90,15 @@ def engine_dtype(kind: str, megatron: dict[str, object], config: dict[str, objec
     return trainer_dtype(kind, megatron)
 
 
+def check_trainer(optimizer_cpu_offload: bool) -> None:
+    """Raises UsageError for options of the trainer that this device has no use for."""
+    if optimizer_cpu_offload and find().kind == "cpu":
+        raise UsageError(
+            "--optimizer-cpu-offload moves optimizer state off a GPU, and this machine has none",
+            "leave it out here: the state is in the CPU's memory already",
+        )
+
+
 def engine_environment(environment: dict[str, str]) -> dict[str, str]:
     """Environment of an SGLang server: on a CPU, its CPU engine and the stand-in for the CUDA-only kernel wheel."""
     out = dict(environment)

@@ -19,30 +19,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_cli.buffer.types import Sample, Status
-from slime_cli.errors import SlimeError, UsageError
-from slime_cli.rollout import graders, hooks
+from slime_cli.errors import SlimeError
+from slime_cli.rollout import graders
 from slime_cli.rollout.pool import RewardFailure, Work, WorkerPool
 from slime_cli.rollout.pool_child import plain
 
-__all__ = ["RewardFailure", "RewardPool", "check_options"]
+__all__ = ["RewardFailure", "RewardPool"]
 
 Reward = float | dict[str, Any]
 GRADE = Work("grade")
 REMOTE_TRIES = 4
 REMOTE_BACKOFF = 0.5
 REMOTE_IN_FLIGHT = 64
-
-
-def check_options(args: Any) -> None:
-    """Raises UsageError for reward options that cannot work; imports the user's function, so call it once, early."""
-    if args.custom_rm_path:
-        hooks.load(args.custom_rm_path, "group_reward" if args.group_rm else "reward")
-    elif args.group_rm:
-        raise UsageError("--group-rm scores groups with your own function", "pass --custom-rm-path as well")
-    elif args.rm_type:
-        graders.check_rm_type(args.rm_type)
-        if args.rm_type.removeprefix(graders.BOXED_PREFIX) == "remote_rm" and not args.rm_url:
-            raise UsageError("--rm-type remote_rm has no address to ask", "pass --rm-url")
 
 
 def custom_path(sample: Sample, args: Any) -> str | None:

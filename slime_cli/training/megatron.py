@@ -50,7 +50,7 @@ def parse(argv: list[str], rank: int, world_size: int):
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             args = parse_args(ignore_unknown_args=False)
-            _check_device(args)
+            hardware.check_trainer(args.optimizer_cpu_offload)
             async_save = args.async_save
             validate_args(args)
     except SystemExit:
@@ -66,14 +66,6 @@ def parse(argv: list[str], rank: int, world_size: int):
     args.padded_vocab_size = args.vocab_size
     args.variable_seq_lengths = True  # packs differ in length, and pipeline stages must tell each other; not a flag
     return args
-
-
-def _check_device(args) -> None:
-    if args.optimizer_cpu_offload and hardware.find().kind == "cpu":
-        raise UsageError(
-            "--optimizer-cpu-offload moves optimizer state off a GPU, and this machine has none",
-            "leave it out here: the state is in the CPU's memory already",
-        )
 
 
 def initialise(args, device: hardware.Device) -> None:

@@ -39,7 +39,10 @@ def read_config(checkpoint: str) -> dict[str, Any]:
 
 def vocabulary(checkpoint: str) -> int:
     """Rows of the embedding; a model of several modalities has them in its text config."""
-    config = read_config(checkpoint)
+    return rows(read_config(checkpoint))
+
+
+def rows(config: dict[str, Any]) -> int:
     return (config if "vocab_size" in config else config["text_config"])["vocab_size"]
 
 
@@ -54,6 +57,14 @@ def context_length(config: dict[str, Any], given: int | None = None) -> int | No
     factor = 1 if plain else rope.get("factor") or 1
     known = (text.get(key) for key in ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings"))
     return next((int(factor * value) for value in known if isinstance(value, int)), None)
+
+
+def routed_experts(config: dict[str, Any], where: str) -> tuple[int, int]:
+    """Layers, and experts that a token goes to in each. Raises UsageError for a model without; ``where`` wants them."""
+    text = config.get("text_config", config)
+    if "num_experts_per_tok" not in text:
+        raise UsageError(f"{where} is not a mixture of experts", "leave it out")
+    return text["num_hidden_layers"], text["num_experts_per_tok"]
 
 
 def name(config: dict[str, Any]) -> str:
@@ -113,3 +124,18 @@ def check_given(derived: dict[str, Any], given: dict[str, Any], where: str) -> N
         raise UsageError(
             f"{flag} makes {dest} {given[dest]}, {where} makes it {derived[dest]}", "leave it out: it follows from --hf-checkpoint"
         )
+
+
+def to_derive(config: dict[str, Any], given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Megatron's options that follow from ``config`` and are not ``given``.
+
+    Raises UsageError for a contradiction, and where nothing follows and nothing is given.
+    """
+    derived = megatron_args(config)
+    if derived is None and "num_layers" not in given:
+        raise UsageError(
+            f"{where}: its Megatron options are not derived for this architecture yet",
+            "add a model profile with --profile, or pass --num-layers and the others",
+        )
+    check_given(derived or {}, given, where)
+    return {dest: value for dest, value in (derived or {}).items() if dest not in given}

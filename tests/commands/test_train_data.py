@@ -24,7 +24,8 @@ def stage(folder, rows: list[dict], model: str, words: str) -> tuple[str, Resolv
 
 def check(*found: tuple[str, Resolved]) -> tuple[dict[str, int], list[str]]:
     said: list[str] = []
-    return train_data.check(list(found), said.append), said
+    opened = [(name, options, train_data.sources(options.slime)) for name, options in found]
+    return train_data.check(opened, said.append), said
 
 
 SHORT, LONG = {"input": "1 + 2", "label": "3"}, {"input": "1 + " * 20, "label": "3"}

@@ -1,4 +1,4 @@
-"""Numbers out of any sense are refused, for slime's own options and for the engines', before anything is counted with."""
+"""Numbers out of any sense are refused, for slime's own options and for the engines', before they are counted with."""
 
 import pytest
 
@@ -8,7 +8,9 @@ from slime_cli.options.checks import check
 from slime_cli.options.checks.bounds import BOUNDS, RANGES
 from slime_cli.options.resolve import resolve
 
-GOOD = "--hf-checkpoint h --prompt-data p --num-rollout 3 --rollout-batch-size 8 --n-samples-per-prompt 4 --rm-type math"
+GOOD = (
+    "--hf-checkpoint h --prompt-data p --num-rollout 3 --rollout-batch-size 8 --n-samples-per-prompt 4 --rm-type math"
+)
 
 
 def refused(more: str, command: str = "train", base: str = GOOD) -> str:
@@ -67,8 +69,8 @@ def test_serve_rollout_refuses_them_too():
 
 def test_what_makes_sense_passes():
     more = (
-        "--lr 0 --clip-grad 0 --adam-beta1 0 --rollout-top-k -1 --eval-temperature 0 --rm-timeout 0.5 --moe-aux-loss-coeff 0 "
-        "--sglang-chunked-prefill-size -1 --rollout-seed 0 --rotary-percent 0.25"
+        "--lr 0 --clip-grad 0 --adam-beta1 0 --rollout-top-k -1 --eval-temperature 0 --rm-timeout 0.5 "
+        "--moe-aux-loss-coeff 0 --sglang-chunked-prefill-size -1 --rollout-seed 0 --rotary-percent 0.25"
     )
     assert check(resolve(f"{GOOD} {more}".split())) == []
 

@@ -16,9 +16,8 @@ import types
 import pytest
 
 from slime_cli.buffer.types import Sample, Status
-from slime_cli.errors import UsageError
 from slime_cli.rollout import rewards
-from slime_cli.rollout.rewards import RewardFailure, RewardPool, check_options, is_local
+from slime_cli.rollout.rewards import RewardFailure, RewardPool, is_local
 
 FUNCTIONS = """
 import asyncio, functools, math, os, sys, time
@@ -373,17 +372,3 @@ async def test_remote_rewards(remote):
 )
 def test_only_public_addresses_may_go_through_a_proxy(url, local):
     assert is_local(url) == local
-
-
-def test_options_are_checked_before_anything_starts(functions):
-    check_options(functions("sync"))
-    check_options(functions("group", group_rm=True))
-    check_options(options(rm_type="boxed_math"))
-    for args, words in [
-        (functions("synk"), "did you mean 'sync'"),
-        (options(rm_type="maht"), "did you mean 'math'"),
-        (options(rm_type="remote_rm"), "no address"),
-        (options(rm_type="math", group_rm=True), "--group-rm"),
-    ]:
-        with pytest.raises(UsageError, match=words):
-            check_options(args)

@@ -1,0 +1,190 @@
+"""What ``slime train`` looks at before it starts anything: model, checkpoints, endpoint, data, users' functions.
+
+``--dry-run`` calls the same :func:`check`, so it refuses what the run would refuse. Torch-free, but for what a user's own
+module imports.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from slime_cli.errors import SlimeError, UsageError, together
+from slime_cli.hardware import device as hardware
+from slime_cli.options import roles
+from slime_cli.options.derive import evaluation_sets
+from slime_cli.options.resolve import Resolved
+from slime_cli.weights import architecture, tiny
+
+Say = Callable[[str], None]
+HOOKS = {
+    "custom_generate_function_path": "generate",
+    "dynamic_sampling_filter_path": "dynamic_filter",
+    "custom_advantage_function_path": "advantage",
+    "custom_loss_function_path": "loss",
+    "custom_tis_function_path": "tis",
+    "custom_pg_loss_reducer_function_path": "pg_loss_reducer",
+}
+"""Option -> kind of function; the reward's depends on ``--group-rm``."""
+
+
+def check(resolved: Resolved, run_dir: pathlib.Path, say: Say, planning: bool = False) -> list[Any]:
+    """The opened sources of each stage. Raises one error with everything that is refused, of the first one's kind.
+
+    ``planning``: what only this machine cannot do is told to ``say``, for the run may be meant for another.
+    """
+    _run_dir(resolved, run_dir)
+    refused: dict[str, SlimeError] = {}
+    opened: list[Any] = []
+    for look in _looks(resolved, run_dir, say, planning, opened):
+        try:
+            look()
+        except SlimeError as error:
+            refused.setdefault(error.message, error)
+    if refused:
+        raise together(list(refused.values()), "cannot be used")
+    return opened
+
+
+def config(model: str) -> dict[str, Any]:
+    """The fields of a model's ``config.json`` that say what it is; of a ``tiny:`` one before it is made, too."""
+    return tiny.config(model) if model.startswith(tiny.PREFIX) else architecture.read_config(model)
+
+
+def derived(resolved: Resolved) -> dict[str, Any] | None:
+    """Megatron's options that follow from the model; None where that is not known, or the model is not there."""
+    try:
+        return architecture.megatron_args(config(resolved.slime["hf_checkpoint"]))
+    except SlimeError:
+        return None
+
+
+def stages(resolved: Resolved) -> list[Resolved]:
+    """The options of each stage; of the whole run where there is one alone."""
+    return [resolved.for_stage(i) for i in range(len(resolved.stages))] or [resolved]
+
+
+def _looks(
+    resolved: Resolved, run_dir: pathlib.Path, say: Say, planning: bool, opened: list[Any]
+) -> Iterator[Callable[[], None]]:
+    found: dict[str, Any] = {}
+    each = stages(resolved)
+    yield lambda: found.update(_model(resolved.slime["hf_checkpoint"], each, say))
+    for stage in each:
+        if found:
+            yield lambda: _fits(stage, found)
+            yield lambda: _machine(stage, found, say if planning else None)
+        yield lambda: _endpoint(stage)
+        yield lambda: opened.append(_data(stage, planning))
+        yield lambda: _functions(stage)
+    if any(stage.slime[name] for stage in each for name in ("load", "ref_load", "opd_teacher_load")):
+        yield lambda: _starts(resolved, run_dir)
+
+
+def _run_dir(resolved: Resolved, run_dir: pathlib.Path) -> None:
+    """It is new, or holds a run with these options that nobody else is running."""
+    if run_dir.exists():
+        from slime_cli import run_dir as folders
+
+        folders.refuse_second(run_dir)
+        folders.earlier(resolved, run_dir)
+
+
+def _model(model: str, each: list[Resolved], say: Say) -> dict[str, Any]:
+    """Its config. Refuses a checkpoint that is not whole; ``tiny:`` models are made whole."""
+    if not model.startswith(tiny.PREFIX):
+        from slime_cli.commands import doctor_checkpoint as checkpoint
+
+        chat = any(stage.slime["apply_chat_template"] for stage in each)
+        needed = (checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.WEIGHTS)
+        checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,) if chat else ())
+    return config(model)
+
+
+def _fits(stage: Resolved, found: dict[str, Any]) -> None:
+    """The options are of this model."""
+    from slime_cli.commands import train_data
+
+    s, model = stage.slime, stage.slime["hf_checkpoint"]
+    architecture.to_derive(found, stage.megatron, model)
+    if s["megatron_config_path"] and s["advantage_estimator"] == "ppo":
+        of_critic = roles.read(s["megatron_config_path"], "critic")
+        architecture.to_derive(found, stage.megatron | of_critic, f"{model}, for the critic,")
+    if s["loss_type"] == "sft_loss":
+        return
+    context = architecture.context_length(found, stage.sglang.get("context_length"))
+    if context is not None:
+        train_data.check_lengths(s, context)
+    rows = architecture.rows(found)
+    if s["use_top_p_replay"] and s["rollout_top_k"] > rows:
+        fix = "lower it: the engine is asked for so many tokens"
+        raise UsageError(f"--rollout-top-k {s['rollout_top_k']} with a vocabulary of {rows}", fix)
+    for name in ("use_routing_replay", "use_rollout_routing_replay"):
+        if s[name]:
+            architecture.routed_experts(found, f"--{name.replace('_', '-')}: {model}")
+
+
+def _machine(stage: Resolved, found: dict[str, Any], instead: Say | None) -> None:
+    """This machine can do it. With ``instead``, that is told why not. A cluster's machines are not looked at."""
+    if os.environ.get("RAY_ADDRESS"):
+        return
+    try:
+        if stage.slime["loss_type"] != "sft_loss" and not stage.slime["rollout_endpoint"]:
+            hardware.check_engine(found)
+        hardware.check_trainer(bool(stage.megatron.get("optimizer_cpu_offload")))
+    except UsageError as error:
+        if instead is None:
+            raise
+        instead(f"not on this machine: {error.message}")
+
+
+def _starts(resolved: Resolved, run_dir: pathlib.Path) -> None:
+    from slime_cli import resuming
+    from slime_cli import run_dir as folders
+
+    resuming.check_starts(folders.stages(resolved, run_dir))
+
+
+def _endpoint(stage: Resolved) -> None:
+    """Engines and teacher of other processes are there."""
+    s = stage.slime
+    if s["loss_type"] == "sft_loss":
+        return
+    if s["rollout_endpoint"]:
+        from slime_cli.serving.attached import Attached
+
+        Attached(s["rollout_endpoint"]).check()
+    if s["use_opd"] and s["opd_type"] == "sglang":
+        from slime_cli.rollout import teacher
+
+        teacher.address(s["opd_teacher_url"])
+
+
+def made(stage: Resolved) -> list[str]:
+    """Sources of prompts that are made, not read: the library that makes them takes seconds to import."""
+    uris = [stage.slime["prompt_data"] or "", *(uri for _, uri in evaluation_sets(stage.slime))]
+    return [uri for uri in uris if uri.startswith("reasoning-gym:")]
+
+
+def _data(stage: Resolved, planning: bool) -> Any:
+    """Opens every prompt source once; of those that are :func:`made`, none when ``planning``."""
+    from slime_cli.commands import train_data
+
+    return train_data.sources(stage.slime, made(stage) if planning else ())
+
+
+def _functions(stage: Resolved) -> None:
+    """Built-in rewards by name, users' functions by import."""
+    s = stage.slime
+    if s["loss_type"] == "sft_loss":
+        return
+    if s["rm_type"] and not s["custom_rm_path"]:
+        from slime_cli.rollout import graders
+
+        graders.check_rm_type(s["rm_type"])
+    of_reward = {"custom_rm_path": "group_reward" if s["group_rm"] else "reward"}
+    for option, kind in (of_reward | HOOKS).items():
+        if s[option]:
+            from slime_cli.rollout import hooks
+
+            hooks.load(s[option], kind)
