@@ -1,7 +1,7 @@
 """What ``slime train`` looks at before it starts anything: model, checkpoints, endpoint, data, users' functions.
 
-``--dry-run`` calls the same :func:`check`, so it refuses what the run would refuse. Torch-free, but for what a user's own
-module imports.
+``--dry-run`` calls the same :func:`check`, so it refuses what the run would refuse. Torch-free, but for what a user's
+own module imports.
 """
 
 import os

@@ -21,13 +21,13 @@ def words(tmp_path, monkeypatch):
     monkeypatch.setattr(hardware, "find", lambda: hardware.Device("cpu", 2, "cpu"))
     row = json.dumps({"input": "1+1=", "label": "2"})
     (tmp_path / "rows.jsonl").write_text(f"{row}\n" * 4)
-    (tmp_path / "mine.py").write_text("def reward(args, sample):\n    return 1.0\n\ndef plain(args, sample):\n    pass\n")
+    (tmp_path / "mine.py").write_text("def reward(args, sample):\n    return 1.0\n\nplain = reward\n")
     (tmp_path / "roles.yaml").write_text("megatron:\n- {role: critic, lr: 1:30}\n")
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
-    return [
-        "--hf-checkpoint", MODEL, "--prompt-data", "rows.jsonl", "--label-key", "label", "--num-rollout", "2", "--run-dir", "out",
-        "--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--rm-type", "exact", "--rollout-max-response-len", "8",
-    ]  # fmt: skip
+    return (
+        f"--hf-checkpoint {MODEL} --prompt-data rows.jsonl --label-key label --num-rollout 2 --run-dir out "
+        "--rollout-batch-size 2 --n-samples-per-prompt 2 --rm-type exact --rollout-max-response-len 8"
+    ).split()
 
 
 def refused(words: list[str]) -> tuple[type[SlimeError], str]:
@@ -126,7 +126,8 @@ def test_every_option_for_a_function_is_looked_at():
 def test_a_dry_run_imports_no_engine_and_no_library_of_arrays(words):
     code = (
         "import sys; from slime_cli.commands import train; train.run(sys.argv[1:]);"
-        "print('HEAVY', [m for m in ('torch', 'transformers', 'megatron', 'sglang', 'ray', 'pyarrow', 'httpx') if m in sys.modules])"
+        "heavy = ('torch', 'transformers', 'megatron', 'sglang', 'ray', 'pyarrow', 'httpx', 'numpy');"
+        "print('HEAVY', [name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, *words, "--dry-run"], capture_output=True, text=True)
     assert done.stdout.endswith("HEAVY []\n"), done.stdout + done.stderr

@@ -56,6 +56,8 @@ def refused(more: str, command: str = "train", base: str = GOOD) -> str:
         ("--sglang-context-length 0", "--sglang-context-length is 0"),
         ("--router-request-timeout-secs 0", "--router-request-timeout-secs is 0"),
         ("--sglang-router-port 80000", "--sglang-router-port is 80000 | it must be between 1 and 65535"),
+        ("--sglang-router-port 0", "--sglang-router-port is 0"),
+        ("--sglang-router-port=-1", "--sglang-router-port is -1"),
         ("--freeze-params-name-list [", "--freeze-params-name-list [: not a regular expression"),
     ],
 )

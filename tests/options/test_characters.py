@@ -127,7 +127,7 @@ def test_names_of_stages_and_merged_maps(folder):
 WORD = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9_.:+-]*[A-Za-z0-9])?", fullmatch=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(WORD)
 @example("12:30")
 @example("1_000")

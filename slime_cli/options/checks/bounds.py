@@ -32,7 +32,7 @@ BOUNDS: dict[tuple[str, str], str] = {
     ("slime", "at least 0"): """
         rollout_num_gpus rollout_seed num_critic_only_steps kl_coef kl_loss_coef opd_kl_coef opsm_delta
         rs_veto_threshold eval_temperature ckpt_step""",
-    ("slime", "at least 0, or inf"): "value_clip",
+    ("slime", "at least 0, or inf"): "value_clip max_logprob_diff",
     ("slime", "between 0 and 1"): "gamma lambd",
     ("slime", "above 0 and at most 1"): "rollout_top_p eval_top_p",
     ("slime", "-1 or at least 1"): "rollout_top_k",

@@ -52,9 +52,6 @@ def cluster(r: Resolved) -> Iterator[Problem | str]:
             "--rollout-num-gpus is 0 and there is no --rollout-endpoint",
             "something must generate: give one of the two",
         )
-    port = r.slime["sglang_router_port"]
-    if port is not None and not 1 <= port <= 65535:
-        yield f"--sglang-router-port {port}: no such port", "ports are 1 to 65535; any free one is taken when it is left out"
     if r.slime["colocate"] and not endpoint and devices > layout(r)["world_size"]:
         yield (
             f"--colocate has {layout(r)['world_size']} devices, --rollout-num-gpus is {devices}",
