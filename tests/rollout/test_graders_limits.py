@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from slime_cli.rollout.graders import grade, limits, mathematics
+from slime_cli.rollout.graders import equality, grade, limits, mathematics
 
 CHOICES = {"choices": ["Oslo", "12", "x", "Rome"]}
 MATRIX = r"\begin{pmatrix}" + r"\\".join("&".join("1" * 200) for _ in range(200)) + r"\end{pmatrix}"
@@ -62,7 +62,7 @@ RESPONSES = {**BARE, **{name: f"\\boxed{{{inside}}}" for name, inside in BOXED.i
 @pytest.fixture
 def little_time(monkeypatch):
     monkeypatch.setattr(mathematics, "SECONDS", 0.1)
-    mathematics.load_math_verify()
+    equality.load_math_verify()
 
 
 @pytest.mark.parametrize("name", RESPONSES)

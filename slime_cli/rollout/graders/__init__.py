@@ -14,6 +14,7 @@ from slime_cli.buffer.source_base import nearest
 from slime_cli.errors import UsageError
 from slime_cli.rollout.graders.answers import GraderError, last_boxed
 from slime_cli.rollout.graders.choice import grade_gpqa
+from slime_cli.rollout.graders.equality import load_math_verify
 from slime_cli.rollout.graders.gym import grade_reasoning_gym, task_of
 from slime_cli.rollout.graders.mathematics import (
     grade_dapo,
@@ -21,7 +22,6 @@ from slime_cli.rollout.graders.mathematics import (
     grade_math,
     grade_math_boxes,
     grade_math_ordered,
-    load_math_verify,
 )
 from slime_cli.rollout.graders.text import grade_exact, grade_f1, grade_f1_hotpotqa
 

@@ -50,7 +50,8 @@ NAMES = re.compile(rf"(?<![\\A-Za-z])(?:{WORDS})(?![A-Za-z])")
 MATRIX = re.compile(
     r"[(\[]?\s*\\begin\{(?:array\}\s*\{[^{}]*|[pbB]?matrix|smallmatrix)\}(.*?)(?:\\\\)?\s*\\end\{[a-zB]+\}\s*[)\]]?"
 )
-NUMBER_E = re.compile(r"(?<![A-Za-z\d.])(\d+\.?\d*|\.\d+)[eE]\+?(-?\d+)(?![\d.A-Za-z_])")
+END = re.compile(r"(?:(?<!\\)[.,;:]|\s)+\Z")
+NUMBER_E = re.compile(r"(?<![A-Za-z\d.])(\d+\.?\d*|\.\d+)[eE]\+?(-?\d+)(?!\.?[\dA-Za-z_])")
 REPEATING = [
     re.compile(r"(?<![\d.])(\d*)\.(\d*) ?\\(?:overline|bar|dot) ?\{?(\d+)\}?"),
     re.compile(r"(?<![\d.])(\d*)\.(\d*)\((\d+)\)(?![\d^])"),
@@ -87,7 +88,7 @@ REWRITES = [
     (TRIGONOMETRIC, r"\\\1(\\frac{\3 \\pi}{180})"),
     (re.compile(r"° ?([CFK])(?![A-Za-z])"), r" deg\1"),
     (re.compile("°"), " deg "),
-    (re.compile(r"(?<![\d.^_/])(\d+) (\d+)/(\d+)(?![\d/.])"), r"(\1+\\frac{\2}{\3})"),
+    (re.compile(r"(?<![\d.^_/])(\d+) (\d+)/(\d+)(?![\d/]|\.\d)"), r"(\1+\\frac{\2}{\3})"),
     (re.compile(r"(?<![\d.^_/\w])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}"), r"(\1+\\frac{\2}{\3})"),
 ]
 """In this order: blanks, then LaTeX's dialects, then numbers."""
@@ -105,11 +106,12 @@ def tidy(text: str) -> str:
         text = FONTS.sub(r" \1 ", text)
     text = NAMES.sub(r"\\\g<0>", text.replace("\\$", "$"))
     text = MATRIX.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text.replace("\n", " "))
+    text = END.sub("", text)
     for pattern, put in REWRITES:
         text = pattern.sub(put, text)
     for pattern in REPEATING:
         text = pattern.sub(repeated, text)
-    return re.sub(" +", " ", text).strip().rstrip(".,;: ")
+    return END.sub("", re.sub(" +", " ", text).strip())
 
 
 def unframed(text: str) -> str:
