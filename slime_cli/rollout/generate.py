@@ -20,7 +20,7 @@ from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
 from slime_cli.rollout.failures import Failure, Failures
 from slime_cli.rollout.pool import RewardFailure
-from slime_cli.rollout.rewards import RewardPool
+from slime_cli.rollout.rewards import RewardPool, custom_path
 from slime_cli.rollout.teacher import Teacher
 
 FILTER = "--dynamic-sampling-filter-path"
@@ -136,11 +136,14 @@ class Generator:
                     self.boundary.strip(sample)
                 whole += made
         if self.teacher and training:
+            known = {*failed}
             whole = await self.teacher.teach(whole, failed)
+            for reason in {reason for index, reason in failed.items() if index not in known}:
+                self.failures.show(Failure(reason, self.teacher.details[reason]))
         for sample, reward in zip(whole, await self.rewards.score_group(whole, self.args, self.boundary.stops), strict=True):
             if isinstance(reward, RewardFailure):
                 fail(sample.index, Failure(f"reward_{reward.kind}", reward.detail, reward.trace))
-            elif fault := self.boundary.fault(sample, training):  # the user's function may have changed it
+            elif custom_path(sample, self.args) and (fault := self.boundary.fault(sample, training)):  # it may have changed it
                 fail(sample.index, Failure("reward_invalid", fault))
             else:
                 sample.reward = reward

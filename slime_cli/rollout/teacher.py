@@ -73,6 +73,8 @@ class Teacher:
         self.in_a_row = 0
         """Samples without an answer since the last one that had one."""
         self.retries = 0
+        self.details: dict[str, str] = {}
+        """Of the first refusal by reason."""
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
@@ -139,7 +141,8 @@ class Teacher:
         """Those of which the whole execution got its ``teacher_log_probs``; the others' go into ``failed`` as ``teacher_KIND``."""
         for sample, found in zip(samples, await asyncio.gather(*(self._scored(s) for s in samples))):
             if isinstance(found, Refusal):
-                failed.setdefault(sample.index, f"teacher_{found.kind}")
+                reason = failed.setdefault(sample.index, f"teacher_{found.kind}")
+                self.details.setdefault(reason, found.detail)
             else:
                 sample.teacher_log_probs = found
         return [sample for sample in samples if sample.index not in failed]

@@ -221,7 +221,7 @@ async def test_the_generator_drops_what_has_no_teacher_before_it_is_rewarded():
     async def generate(group, params=None):
         return [[one] for one in group.pending]
 
-    args = types.SimpleNamespace(custom_generate_function_path=None, dynamic_sampling_filter_path=None)
+    args = types.SimpleNamespace(custom_rm_path=None, custom_generate_function_path=None, dynamic_sampling_filter_path=None)
     journal = types.SimpleNamespace(finish=lambda samples: None, drop=lambda indices, reason: dropped.update({reason: list(indices)}))
     async with serving() as (scripted, asking):
         scripted.replies[:] = [(200, None), (400, "no")]

@@ -56,7 +56,7 @@ GRADERS: dict[str, Callable[[str, str | None, dict[str, Any], int], Reward]] = {
     "random": grade_random,
 }
 
-WHOLE_TEXT = ("exact", "f1", "dapo", "reasoning-gym")
+WHOLE_TEXT = ("exact", "f1", "f1_hotpotqa", "dapo", "reasoning-gym")
 """Types that judge the text to its end, where others look for a frame in it: a stop text of the user's is no part of it."""
 
 
