@@ -62,15 +62,14 @@ def _say_whether_tied(model: list) -> None:
         module.config.share_embeddings_and_output_weights = module.share_embeddings_and_output_weights
 
 
-def _weights(model: list) -> Iterator[tuple[str, torch.Tensor]]:
-    """Everything of this rank that a checkpoint has to give: parameters, and the bias by which a router chooses
-    experts. Not what Transformer Engine keeps in a type of its own (FP8 parameters).
+def _parameters(model: list) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of this rank; not what Transformer Engine keeps in a type of its own (FP8). A router's bias, a buffer, begins at
+    zero for a model that has none: that it is there for one that has is for :mod:`slime_cli.weights.whole` to see.
     """
     from megatron.core.utils import unwrap_model
 
     for module in unwrap_model(model):
         yield from ((name, p.data) for name, p in module.named_parameters() if type(p.data) is torch.Tensor)
-        yield from ((name, b) for name, b in module.named_buffers() if b is not None and name.endswith("expert_bias"))
 
 
 def _on_any_rank(names: list[str]) -> list[str]:
@@ -101,12 +100,12 @@ class Bridge:
         megatron-bridge passes over what is not there, and the parameter would keep the random values it was made with.
         """
         _say_whether_tied(model)
-        weights = list(_weights(model))
-        for _, tensor in weights:
+        parameters = list(_parameters(model))
+        for _, tensor in parameters:
             tensor.fill_(math.nan)
         with contextlib.redirect_stdout(None):
             self._bridge.load_hf_weights(model)
-        lost = _on_any_rank([name for name, tensor in weights if tensor.isnan().any()])
+        lost = _on_any_rank([name for name, tensor in parameters if tensor.isnan().any()])
         if lost:
             raise DataError(
                 f"{self._source}: no tensor gave Megatron's {lost[0]}" + (f" and {len(lost) - 1} more" if lost[1:] else "")
