@@ -25,6 +25,12 @@ def test_null_and_missing_content_are_the_same_where_a_message_says_something_el
     assert content({"role": "tool", "content": None}) is None
 
 
+def test_other_fields_that_are_null_are_absent():
+    """``"tool_calls": null`` says that there are none, and a template would loop over it or write the word."""
+    message = {"role": "assistant", "content": "4", "tool_calls": None, "name": None, "reasoning_content": None}
+    assert as_messages([message], "input") == [{"role": "assistant", "content": "4"}]
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
