@@ -151,9 +151,8 @@ class Renderer:
         try:
             return call(*values)
         except NotText as error:
-            raise RowError(
-                row, "special_token", str(error), f"{POLICY} allow takes it as the control token; or change the row"
-            ) from None
+            fix = f"{POLICY} allow takes it as the control token; or change the row"
+            raise RowError(row, "special_token", str(error), fix) from None
 
     def _talk(self, row: PromptRow, label: str | None = None) -> Talk:
         """The row's messages, with the label as the answer to them. Raises RowError."""
@@ -203,11 +202,10 @@ class Renderer:
         messages, tools = talk.marked
         marked = self._render(talk.row, messages[:count], tools, generate)
         if marked.replace(MARK, "") != plain:
-            found = self.tokens.found([talk.messages, talk.tools])
+            found = self.tokens.found([talk.messages, talk.tools]) or "(a part of one)"
             reason = f"it holds the control token {found}, and the chat template looks for that"
-            raise RowError(
-                talk.row, "special_token", reason, f"change the row, or {POLICY} allow takes it as the control token"
-            )
+            fix = f"change the row, or {POLICY} allow takes it as the control token"
+            raise RowError(talk.row, "special_token", reason, fix)
         return marked
 
     def _encode(self, talk: Talk, text: str) -> list[int]:
@@ -225,11 +223,10 @@ class Renderer:
             try:
                 return self._text(talk, 0, generate=True)
             except RowError as error:
-                reason = (
-                    "the conversation begins with the assistant, and the chat template writes no prompt before that"
-                )
+                reason = f"the chat template writes no prompt before that ({error.__cause__})"
+                reason = f"the conversation begins with the assistant, and {reason}"
                 fix = "begin it with a user's or a system message"
-                raise RowError(talk.row, "begins_with_assistant", f"{reason} ({error.__cause__})", fix) from error
+                raise RowError(talk.row, "begins_with_assistant", reason, fix) from error
         return self._text(talk, len(talk.messages) if count is None else count, generate=True)
 
 
