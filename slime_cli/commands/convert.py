@@ -67,8 +67,6 @@ def dist_to_hf(
 
 def _megatron(words: list[str], profiles: list[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Megatron options by dest: those of profiles, over them those of the command line. Anything else is an error."""
-    from rich.markup import escape
-
     from slime_cli.errors import UsageError
     from slime_cli.options import layers, own
     from slime_cli.options.profiles import load
@@ -84,7 +82,7 @@ def _megatron(words: list[str], profiles: list[str], say: Callable[[str], None])
             raise UsageError(f"`slime convert` does not read {flag}", "leave it out: only Megatron's architecture options are passed on")
         found[dest] = value
     for warning in warnings:
-        say(f"[yellow]warning[/yellow] {escape(warning)}")
+        say(f"warning: {warning}")
     return {dest: value for dest, value in found.items() if value is not UNSET and dest not in _NOT_ARCHITECTURE}
 
 

@@ -13,8 +13,6 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.markup import escape
-
 from slime_cli.errors import DataError
 from slime_cli.findings import Finding
 from slime_cli.weights import headers, tensors
@@ -54,7 +52,7 @@ def act_on(finding: Finding, folder: str | os.PathLike, needed: bool, say: Calla
     if finding.status == "fail" and needed:
         raise DataError(f"{folder}: {finding.name}: {finding.detail}", finding.fix)
     if finding.status != "ok":
-        say(f"[yellow]warning[/yellow] {escape(f'{finding.name}: {finding.detail} ({finding.fix})')}")
+        say(f"warning: {finding.name}: {finding.detail} ({finding.fix})")
 
 
 def findings(folder: pathlib.Path) -> Iterator[Finding]:
