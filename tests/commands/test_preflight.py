@@ -6,9 +6,12 @@ import sys
 
 import pytest
 
+from slime_cli import manifests
+from slime_cli import run_dir as folders
 from slime_cli.commands import preflight, train
-from slime_cli.errors import DataError, SlimeError, UsageError
+from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
 from slime_cli.hardware import device as hardware
+from slime_cli.options.resolve import resolve
 
 MODEL = "tiny:qwen3?num_hidden_layers=2"
 
@@ -103,6 +106,25 @@ def test_prompts_that_are_made_are_left_to_the_run(words, capsys):
     assert train.run([*words, "--prompt-data", "reasoning-gym:nothing", "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Left to the run, before it starts anything: how rows render, prompts of reasoning-gym:nothing" in said
+
+
+def test_a_run_directory_with_other_options_is_refused_at_once(words, tmp_path):
+    folders.claim(resolve(words), tmp_path / "out")
+    assert train.run([*words, "--dry-run"]) == 0
+    for more in (["--dry-run"], []):
+        kind, said = refused([*words, "--lr", "1", "--rm-type", "exat", *more])
+        assert kind is UsageError and "holds a run with other options" in said and "lr was 1e-06, now 1.0" in said
+
+
+def test_an_endpoint_that_does_not_answer_is_refused(words, tmp_path):
+    endpoint = manifests.Endpoint(
+        router_url="http://127.0.0.1:9", engines=[], model="m", engine_name="sglang", engine_version="0", owner_pid=1,
+        owner_host="h", created=0.0,
+    )  # fmt: skip
+    manifests.write(tmp_path / "endpoint.json", endpoint)
+    for more in (["--dry-run"], []):
+        kind, said = refused([*words, "--rollout-endpoint", "endpoint.json", *more])
+        assert kind is EngineError and "does not answer" in said
 
 
 def test_every_stage_is_looked_at(words, tmp_path):

@@ -60,6 +60,7 @@ def test_a_sound_run_has_no_warnings():
         ("--use-rollout-routing-replay --moe-router-fusion", "--moe-router-fusion leaves out"),
         ("--loss-type custom_loss", "needs --custom-loss-function-path"),
         ("--eps-clip 1.5", "low <= 1"),
+        ("--apply-chat-template-kwargs 5", "is not a JSON object"),
         ("--train-backend fsdp", "choose from megatron"),
         ("--debug-train-only", "it goes with --loss-type sft_loss"),
         ("--disable-compute-advantages-and-returns", "it goes with --loss-type sft_loss"),
@@ -146,6 +147,23 @@ def test_options_without_effect_for_one_reason_share_a_line():
         "--num-epoch has no effect beside --num-rollout, which says how many steps there are",
         "--max-tokens-per-gpu, --oversize have no effect without --use-dynamic-batch-size",
         "--tis-mode, --tis-clip have no effect without --use-tis",
+    ]
+
+
+def test_supervised_training_has_no_use_for_a_policys_options():
+    sft = GOOD.replace("--rm-type math", "--loss-type sft_loss")
+    more = "--use-tis --tis-clip 3 --eps-clip 0.3 --rm-type math --rollout-top-p 0.9 --sglang-dtype float32"
+    idle = "--rollout-top-p, --rm-type, --eps-clip, --use-tis, --tis-clip, --sglang-dtype"
+    assert check(resolved(more, sft)) == [f"{idle} have no effect with --loss-type sft_loss"]
+    assert check(resolved("--stop-at-loss 0.1 --use-stateless-adam --lr 1e-3", sft)) == []
+
+
+def test_a_flag_that_one_of_the_stages_uses_is_not_idle(tmp_path):
+    (tmp_path / "two.yaml").write_text("stages:\n- {name: warm, slime: {loss_type: sft_loss}}\n- {name: rl}\n")
+    found = resolve(f"{GOOD} --eps-clip 0.3 --tis-clip 3 --balance-data".split(), [str(tmp_path / "two.yaml")])
+    assert check(found) == [
+        "--balance-data has no effect with data parallel 1",
+        "stage rl: --tis-clip has no effect without --use-tis",
     ]
 
 

@@ -7,8 +7,18 @@ but is likely not meant. A new check goes to the module of its subject, and ther
 from collections.abc import Iterator
 
 from slime_cli.errors import UsageError, together
-from slime_cli.options.checks import algorithm, batch, bounds, off_policy, placement, sampling, settled, stages
-from slime_cli.options.checks.common import Check
+from slime_cli.options.checks import (
+    algorithm,
+    batch,
+    bounds,
+    off_policy,
+    placement,
+    sampling,
+    settled,
+    stages,
+    supervised,
+)
+from slime_cli.options.checks.common import Check, NoEffect
 from slime_cli.options.checks.placement import layout
 from slime_cli.options.resolve import Resolved
 
@@ -18,7 +28,8 @@ NUMBERS: tuple[Check, ...] = (bounds.bounds,)
 """What the others count with: they are asked only when these have found nothing."""
 ALWAYS: tuple[Check, ...] = (batch.required, placement.cluster)
 """For every command that resolves options."""
-TRAIN = (*ALWAYS, *placement.TRAIN, *batch.TRAIN, *algorithm.TRAIN, *off_policy.TRAIN, *sampling.TRAIN, *settled.TRAIN)
+SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, supervised)
+TRAIN = (*ALWAYS, *(check for subject in SUBJECTS for check in subject.TRAIN))
 
 
 def check(resolved: Resolved) -> list[str]:
@@ -45,11 +56,17 @@ def _ask(subjects: tuple[Check, ...], resolved: Resolved, warnings: list[str]) -
 
 
 def _once(found: list[tuple[str, list[str]]]) -> list[str]:
-    """Each warning once, with the names of the stages that have it unless all have."""
+    """Each warning once, with the names of the stages that have it unless all have.
+
+    An option without effect in one stage is not worth a word where it has one in another.
+    """
+    idle = [{flag for text in warnings if isinstance(text, NoEffect) for flag in text.flags} for _, warnings in found]
+    everywhere = set.intersection(*idle)
     names: dict[str, list[str]] = {}
     for name, warnings in found:
         for warning in warnings:
-            names.setdefault(warning, []).append(name)
+            if not isinstance(warning, NoEffect) or warning.flags <= everywhere:
+                names.setdefault(warning, []).append(name)
     return [text if len(of) == len(found) else f"{', '.join(of)}: {text}" for text, of in names.items()]
 
 

@@ -88,6 +88,8 @@ _OF_ESTIMATORS = {
 
 
 def _without_effect(r: Resolved) -> Iterator[str]:
+    if r.slime["loss_type"] == "sft_loss":
+        return  # supervised.py says so of all of them
     s, found = r.slime, collections.defaultdict(list)
     for name, needed in _NEEDS.items():
         if r.origins[f"slime.{name}"] == "flag" and not any(s[other] for other in needed):

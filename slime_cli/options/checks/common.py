@@ -14,6 +14,14 @@ Problem = tuple[str, str]
 Check = Callable[[Resolved], Iterator[Problem | str]]
 
 
-def no_effect(flags: Sequence[str], why: str) -> str:
-    """The warning about options that are without effect for one reason; ``why`` completes the sentence."""
-    return f"{', '.join(flags)} {'has' if len(flags) == 1 else 'have'} no effect {why}"
+class NoEffect(str):
+    """The warning about options that are without effect for one reason."""
+
+    flags: frozenset[str]
+
+
+def no_effect(flags: Sequence[str], why: str) -> NoEffect:
+    """``why`` completes the sentence."""
+    warning = NoEffect(f"{', '.join(flags)} {'has' if len(flags) == 1 else 'have'} no effect {why}")
+    warning.flags = frozenset(flags)
+    return warning

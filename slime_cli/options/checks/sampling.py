@@ -10,6 +10,8 @@ from slime_cli.options.resolve import Resolved
 
 def sampling(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
+    if not isinstance(s["apply_chat_template_kwargs"], dict):
+        yield "--apply-chat-template-kwargs is not a JSON object", """write '{"name": value}'"""
     if not 0 < s["rollout_temperature"] < math.inf:
         yield (
             f"--rollout-temperature is {s['rollout_temperature']}",
