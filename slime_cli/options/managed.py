@@ -12,6 +12,7 @@ _DATA = "slime feeds the trainer from its rollouts: --prompt-data"
 _MEGATRON_RL = "it belongs to Megatron's own RL loop, which slime does not run"
 _EVAL = "slime evaluates by generating answers: --eval-interval with --eval-prompt-data"
 _WRITER = "leave it out: --async-save forks Megatron's writer for each checkpoint, whose memory is the state of that moment"
+_SAMPLING = "each request says how it samples, as log-probabilities are compared: --rollout-temperature and its kind"
 _WORKERS = "slime registers its engines with the router itself"
 
 MANAGED: dict[str, dict[str, str]] = {
@@ -56,6 +57,7 @@ MANAGED: dict[str, dict[str, str]] = {
         "tp_size": "use --rollout-num-gpus-per-engine",
         "random_seed": "engines are seeded from --rollout-seed, each differently",
         "config": "put the options in a profile's `sglang:` section",
+        "preferred_sampling_params": _SAMPLING,
     },
     "router": {
         "host": _PLACED,

@@ -260,7 +260,9 @@ OWN_OVER_MEGATRON = {
 
 NATIVE_DEFAULTS: dict[str, dict[str, Any]] = {
     "megatron": {"micro_batch_size": 1, "lr": 1e-6, "dist_ckpt_optim_fully_reshardable": True},
-    "sglang": {},
+    # A model's generation_config.json may name a temperature, a cut or a penalty. What asks for a chat completion would be
+    # sampled with them, and the trainer would compare its log-probabilities with those of another distribution.
+    "sglang": {"sampling_defaults": "openai"},
     "router": {
         "balance_abs_threshold": 10,
         "balance_rel_threshold": 1.2,

@@ -12,6 +12,9 @@ from slime_cli.rollout import template
 from slime_cli.rollout.chat import Rendered, Renderer, Talk, first_answer
 from slime_cli.rollout.tokens import MARK
 
+ELSEWHERE = ("loss", "loss_mask", "weight", "train", "trainable")
+"""What other tools call the field of a message that says whether it is trained; slime calls it ``step_loss_mask``."""
+
 
 class SupervisedRenderer(Renderer):
     """A renderer that knows the answers."""
@@ -77,7 +80,7 @@ class SupervisedRenderer(Renderer):
             between, turn = self._encode(talk, _rest(before, text, talk.row)), _rest(after, before, talk.row)
             if open_turn:
                 self._required_end(talk, between)
-            weight = int(talk.messages[i].get("step_loss_mask", 1))
+            weight = self._weight(talk, i)
             ids = self._encode(talk, turn)
             if weight:
                 self._check_answer(talk, i, turn, after)
@@ -93,6 +96,19 @@ class SupervisedRenderer(Renderer):
             raise RowError(talk.row, "empty_answer", reason, "leave the row out")
         response = self.tokenizer.decode(tokens) if talk.row.label is None else talk.row.label
         return dataclasses.replace(opening, answer=tokens, mask=None if all(mask) else mask, response=response)
+
+    def _weight(self, talk: Talk, i: int) -> int:
+        """1 for a turn that is trained, 0 for one with ``step_loss_mask: 0``. Other tools' names for that are refused
+        where they say anything else than 1: nothing here would read them."""
+        message, fix = talk.messages[i], "say step_loss_mask: 0 for a turn that is not trained, 1 for one that is"
+        for name in ELSEWHERE:
+            if message.get(name, 1) not in (1, None):
+                reason = f"message {i + 1} has {name}: {message[name]!r}, which nothing here reads"
+                raise RowError(talk.row, "loss_mask", reason, fix)
+        weight = message.get("step_loss_mask", 1)
+        if weight not in (0, 1):
+            raise RowError(talk.row, "loss_mask", f"message {i + 1} has step_loss_mask: {weight!r}", fix)
+        return int(weight)
 
     def _ended(self, turn: str, ids: list[int]) -> bool:
         """Whether the template ended the turn: with a token that stops generation, with another control token, or a

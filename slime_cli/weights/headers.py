@@ -22,6 +22,8 @@ class Held:
     dtype: str
     """As safetensors spells it: ``BF16``, ``F8_E4M3``."""
     shape: tuple[int, ...]
+    place: tuple[int, int]
+    """First byte in the file, and the one after the last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,9 @@ def read(folder: str | os.PathLike) -> Contents:
         except ValueError as error:
             problems.append(str(error))
             continue
-        tensors |= {name: Held(file, entry["dtype"], tuple(entry["shape"])) for name, entry in found.items()}
+        tensors |= {
+            name: Held(file, entry["dtype"], tuple(entry["shape"]), tuple(entry["place"])) for name, entry in found.items()
+        }
     if problems:
         raise ValueError(problems[0] + (f" (and {len(problems) - 1} more files)" if len(problems) > 1 else ""))
     listed = set().union(*wanted.values())
@@ -85,7 +89,7 @@ def _wanted(folder: pathlib.Path) -> dict[str, set[str]]:
 
 
 def header(path: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """Name -> ``dtype``, ``shape`` and ``data_offsets``. Raises ValueError when the file is not there, is not whole
+    """Name -> ``dtype``, ``shape`` and ``place`` (:class:`Held`). Raises ValueError when the file is not there, is not whole
     or is no such file.
     """
     try:
@@ -99,7 +103,9 @@ def header(path: pathlib.Path) -> dict[str, dict[str, Any]]:
                 raise ValueError(f"{path.name} is cut off or no safetensors file")
             found = json.loads(file.read(length))
         found.pop("__metadata__", None)
-        end = 8 + length + max((entry["data_offsets"][1] for entry in found.values()), default=0)
+        for entry in found.values():
+            entry["place"] = [8 + length + offset for offset in entry["data_offsets"]]
+        end = max((entry["place"][1] for entry in found.values()), default=8 + length)
         _ = [(entry["dtype"], tuple(entry["shape"])) for entry in found.values()]
     except FileNotFoundError:
         raise ValueError(f"{path.name} is missing") from None
@@ -110,3 +116,18 @@ def header(path: pathlib.Path) -> dict[str, dict[str, Any]]:
     if end != size:
         raise ValueError(f"{path.name} has {size:,} bytes instead of {end:,}")
     return found
+
+
+def alike(folder: pathlib.Path, one: Held, other: Held, sample: int = 1 << 16) -> bool:
+    """Whether two tensors have the same type, shape and, at their beginnings, middles and ends, the same bytes."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    size = one.place[1] - one.place[0]
+    with open(folder / one.file, "rb") as first, open(folder / other.file, "rb") as second:
+        for at in (0, size // 2, max(0, size - sample)):
+            first.seek(one.place[0] + at)
+            second.seek(other.place[0] + at)
+            count = min(sample, size - at)
+            if first.read(count) != second.read(count):
+                return False
+    return True

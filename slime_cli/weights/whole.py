@@ -197,7 +197,18 @@ def check_weights(folder: pathlib.Path) -> Finding:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         fix = "is config.json that of these weights? engines and Megatron leave them out"
         return Finding(name, "warn", f"{size}; the architecture has no place for {extra[0]}{more}", fix)
+    if _head_differs(folder, config, contents):
+        detail = f"{size}; config.json ties lm_head to the embedding, and the lm_head.weight that is there is another one"
+        fix = "engines and Megatron leave it out; where it is the model's own head, set tie_word_embeddings to false"
+        return Finding(name, "warn", detail, fix)
     return Finding(name, "ok", f"{size}, all {len(wanted):,} tensors of {config['architectures'][0]}")
+
+
+def _head_differs(folder: pathlib.Path, config: dict[str, Any], contents: headers.Contents) -> bool:
+    """A tied model's file may hold a copy of the embedding as its head. Anything else under that name goes unused."""
+    head, embedding = (contents.tensors.get(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
+    tied = config.get("tie_word_embeddings", False) and head is not None and embedding is not None
+    return bool(tied) and not headers.alike(folder, head, embedding)
 
 
 def _unknown(config: dict[str, Any], wanted: tensors.Tensors | None) -> str:

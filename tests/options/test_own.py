@@ -1,7 +1,11 @@
 """slime's own options: the table's invariants."""
 
+import pytest
+
+from slime_cli.errors import UsageError
 from slime_cli.options import catalogue, own
 from slime_cli.options.managed import MANAGED
+from slime_cli.options.resolve import resolve
 from slime_cli.options.unread import UNREAD
 
 
@@ -32,6 +36,14 @@ def test_managed_and_changed_native_options_exist():
     assert UNREAD.keys() <= catalogue.load("megatron").by_dest.keys() and not UNREAD.keys() & MANAGED["megatron"].keys()
     for section, values in own.NATIVE_DEFAULTS.items():
         assert set(values) <= set(catalogue.load(section).by_dest)
+
+
+def test_engines_sample_as_asked_whatever_the_model_recommends():
+    """A chat completion of a generate function's own has no temperature, cut or penalty from generation_config.json."""
+    resolved = resolve(["--hf-checkpoint", "m"], [], "serve-rollout")
+    assert "--sampling-defaults openai" in " ".join(resolved.sglang_argv())
+    with pytest.raises(UsageError, match="preferred-sampling-params"):
+        resolve(["--sglang-preferred-sampling-params", '{"repetition_penalty": 1.1}'], [], "serve-rollout")
 
 
 def test_serve_rollout_reads_own_options_only():

@@ -52,6 +52,18 @@ def test_a_tied_output_layer_may_be_there_or_not(model):
     assert whole.check_weights(model).detail == "lm_head.weight is missing"
 
 
+def test_a_tied_output_layer_of_other_values_is_said_to_go_unused(model):
+    """Whoever saved it meant it: with the embedding in its place, this is another model."""
+    configure(model, tie_word_embeddings=True)
+    held = headers.read(model).tensors["lm_head.weight"]
+    path = model / held.file
+    content = bytearray(path.read_bytes())
+    content[held.place[1] - 1] ^= 1
+    path.write_bytes(content)
+    found = whole.check_weights(model)
+    assert found.status == "warn" and "lm_head.weight that is there is another one" in found.detail
+
+
 def test_rotary_frequencies_and_layers_that_predict_further_tokens_may_be_there(model):
     config = configure(model, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
     more = {
