@@ -43,7 +43,7 @@ def test_later_profiles_then_flags_win(tmp_path):
     assert found.megatron["lr"] == 1e-4 and found.origins["megatron.lr"] == f"profile {first}"
     assert found.megatron["num_layers"] == 4 and found.origins["megatron.num_layers"] == "flag"
     assert "sequence_parallel" not in found.megatron
-    assert found.slime["trace"] == "off" and found.sglang == {"dtype": "float32"}
+    assert found.slime["trace"] == "off" and found.sglang["dtype"] == "float32"
 
 
 def test_a_flag_takes_back_what_a_profile_gives(tmp_path):
@@ -102,7 +102,7 @@ def test_stages_lie_over_the_top_level_and_beneath_flags(tmp_path):
     assert [stage["name"] for stage in found.stages] == ["warm", "rl"]
     assert warm.slime["loss_type"] == "sft_loss" and warm.megatron["lr"] == 1e-3
     assert rl.slime["loss_type"] == "policy_loss" and rl.megatron["lr"] == 1e-5
-    assert rl.origins["megatron.lr"] == "stage rl" and rl.sglang == {"dtype": "float32"}
+    assert rl.origins["megatron.lr"] == "stage rl" and rl.sglang["dtype"] == "float32"
     assert warm.slime["num_rollout"] == rl.slime["num_rollout"] == 2
     assert (warm.megatron["global_batch_size"], rl.megatron["global_batch_size"]) == (8, 32)
     assert (warm.slime["rollout_num_gpus"], rl.slime["rollout_num_gpus"]) == (0, 1)
