@@ -75,7 +75,7 @@ class Conductor:
         return max((options for _, options, _ in stages), key=lambda o: o.slime["rollout_num_gpus"])
 
     def _attach(self, options, stack: contextlib.ExitStack) -> None:
-        """Engines that somebody else owns: claimed, and asked whether they can take this model, before anything is started."""
+        """Engines that somebody else owns: claimed and asked whether they can take this model, before all else."""
         self.fleet = attached = Attached(options.slime["rollout_endpoint"])
         attached.check()
         stack.callback(attached.claim(self._name(), self.screen.say).close)

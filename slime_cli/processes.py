@@ -1,9 +1,10 @@
 """How slime starts Python children: no file of the working directory takes a library's place in any of them.
 
-``python -m`` puts the working directory first on the import path, so a user's own ``h2.py`` or ``json.py`` there would be
-imported in place of the library; at the end of the path it still would be where a library looks for another that is not
-installed. So it is not on the path at all. Whoever starts a child takes its command from :func:`python` and its environment
-from :func:`environment`; a user's function that lies in the working directory is found by :func:`find_here`.
+``python -m`` puts the working directory first on the import path, so a user's own ``h2.py`` or ``json.py`` there
+would be imported in place of the library; at the end of the path it still would be where a library looks for another
+that is not installed. So it is not on the path at all. Whoever starts a child takes its command from :func:`python`
+and its environment from :func:`environment`; a user's function that lies in the working directory is found by
+:func:`find_here`.
 """
 
 import functools
@@ -30,9 +31,11 @@ def python(module: str, *arguments: str) -> list[str]:
 
 
 def environment(*, users_functions: bool = False) -> dict[str, str]:
-    """This process's environment for a child: proxies off for local addresses, the working directory off the import path.
+    """This process's environment for a child: proxies off for local addresses, the working directory off the import
+    path.
 
-    With ``users_functions``, Python programs that those functions start find their own folder as they do anywhere else.
+    With ``users_functions``, Python programs that those functions start find their own folder as they do anywhere
+    else.
     """
     out = dict(os.environ, PYTHONPATH=import_path(os.environ.get("PYTHONPATH", "")))
     if not users_functions:
@@ -49,7 +52,8 @@ def without_proxies(given: dict[str, str]) -> dict[str, str]:
 
 
 def import_path(given: str) -> str:
-    """``PYTHONPATH`` for a child: slime where Python does not find it by itself, then ``given`` without the working directory.
+    """``PYTHONPATH`` for a child: slime where Python does not find it by itself, then ``given`` without the working
+    directory.
 
     An empty entry means the working directory too.
     """
@@ -67,13 +71,17 @@ def leave_working_directory() -> None:
 
 
 def find_here(module: str) -> None:
-    """From now on ``module`` is found in the working directory where it is nowhere else, and so is what modules there import."""
+    """From now on ``module`` is found in the working directory where it is nowhere else, and so is what modules there
+    import.
+    """
     leave_working_directory()
     find_in(os.getcwd()).add(module.partition(".")[0])
 
 
 def find_in(folder: str) -> set[str]:
-    """From now on code of ``folder`` finds its neighbours; everybody finds those whose names are put into what this returns."""
+    """From now on code of ``folder`` finds its neighbours; everybody finds those whose names are put into what this
+    returns.
+    """
     finder = next((f for f in sys.meta_path if isinstance(f, _Folder) and f.folder == folder), None)
     if finder is None:
         finder = _Folder(folder)
@@ -82,7 +90,9 @@ def find_in(folder: str) -> set[str]:
 
 
 class _Folder:
-    """Finds top-level modules of a folder, as the last of all finders: those named, for everybody; others, for code of the folder."""
+    """Finds top-level modules of a folder, as the last of all finders: those named, for everybody; others, for code
+    of the folder.
+    """
 
     def __init__(self, folder: str):
         self.folder = folder

@@ -35,10 +35,18 @@ class ScriptedEngine(http.server.ThreadingHTTPServer):
 
     def __init__(self, model: pathlib.Path | str, **server_info):
         super().__init__(("127.0.0.1", 0), Handler)
-        config = json.loads((pathlib.Path(model) / "config.json").read_text()) if (pathlib.Path(model) / "config.json").exists() else {}
+        config = (
+            json.loads((pathlib.Path(model) / "config.json").read_text())
+            if (pathlib.Path(model) / "config.json").exists()
+            else {}
+        )
         self.answers: dict = {
             "/workers": {"workers": []},
-            "/model_info": {"model_path": str(model), "architectures": config.get("architectures"), "weight_version": "default"},
+            "/model_info": {
+                "model_path": str(model),
+                "architectures": config.get("architectures"),
+                "weight_version": "default",
+            },
             "/server_info": {"dtype": "float32", "device": "cpu"} | server_info,
         }
         self.posted: list = []

@@ -1,4 +1,6 @@
-"""How a run takes engines that somebody else owns: claimed and compared before anything is started, released at its end."""
+"""How a run takes engines that somebody else owns: claimed and compared before anything is started, released at its
+end.
+"""
 
 import contextlib
 import io
@@ -18,7 +20,9 @@ from tests.scripted_engine import ScriptedEngine
 
 def conductor(tmp_path, name, model):
     words = f"--hf-checkpoint {model} --prompt-data p --num-rollout 1 --rollout-batch-size 1 --rollout-endpoint {tmp_path / 'endpoint.json'}"
-    made = Conductor(resolve(words.split(), (), "train"), tmp_path / name, Screen(Console(file=io.StringIO(), width=500)), {})
+    made = Conductor(
+        resolve(words.split(), (), "train"), tmp_path / name, Screen(Console(file=io.StringIO(), width=500)), {}
+    )
     made.model = str(model)
     return made
 
@@ -30,7 +34,10 @@ def test_engines_are_claimed_for_as_long_as_the_run_lives_and_compared_first(tmp
     first, second = conductor(tmp_path, "a", served), conductor(tmp_path, "b", served)
     with contextlib.ExitStack() as stack:
         first._attach(first.resolved, stack)
-        with contextlib.ExitStack() as inner, pytest.raises(UsageError, match=f"updated by slime train --run-dir {tmp_path / 'a'} "):
+        with (
+            contextlib.ExitStack() as inner,
+            pytest.raises(UsageError, match=f"updated by slime train --run-dir {tmp_path / 'a'} "),
+        ):
             second._attach(second.resolved, inner)
     with contextlib.ExitStack() as stack, pytest.raises(DataError, match=r"layers\.2.* is 16, not missing"):
         third = conductor(tmp_path, "c", other)

@@ -1,4 +1,6 @@
-"""No file of the working directory takes a library's place in a child, and users' functions there are found all the same."""
+"""No file of the working directory takes a library's place in a child, and users' functions there are found all the
+same.
+"""
 
 import os
 import pathlib
@@ -13,7 +15,20 @@ from slime_cli.buffer.types import Sample
 from slime_cli.rollout.rewards import RewardPool
 
 ROOT = str(pathlib.Path(processes.__file__).parents[1])
-HOSTILE = ("h2", "json", "torch", "typing_extensions", "random", "socket", "types", "pickle", "asyncio", "multiprocessing", "typer", "httpx")
+HOSTILE = (
+    "h2",
+    "json",
+    "torch",
+    "typing_extensions",
+    "random",
+    "socket",
+    "types",
+    "pickle",
+    "asyncio",
+    "multiprocessing",
+    "typer",
+    "httpx",
+)
 LIBRARIES = "import json, random, socket, types, pickle, typing_extensions, httpx"
 
 
@@ -37,10 +52,14 @@ def child(code: str, folder: pathlib.Path, environment: dict[str, str] | None = 
     return subprocess.run(processes.python("child_probe"), env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("given", ["", os.pathsep, ".", "HERE", f"{os.pathsep}/somewhere", f"HERE{os.pathsep}/somewhere"])
+@pytest.mark.parametrize(
+    "given", ["", os.pathsep, ".", "HERE", f"{os.pathsep}/somewhere", f"HERE{os.pathsep}/somewhere"]
+)
 def test_a_child_has_no_working_directory_on_its_import_path(hostile, monkeypatch, given):
     monkeypatch.setenv("PYTHONPATH", given.replace("HERE", str(hostile)))
-    done = child(f"{LIBRARIES}, sys; from slime_cli import processes; print(processes.__file__); print(sys.path)", hostile.parent)
+    done = child(
+        f"{LIBRARIES}, sys; from slime_cli import processes; print(processes.__file__); print(sys.path)", hostile.parent
+    )
     assert done.returncode == 0, done.stderr
     found, path = done.stdout.splitlines()
     assert found == processes.__file__  # this slime, not another that is installed
@@ -49,13 +68,19 @@ def test_a_child_has_no_working_directory_on_its_import_path(hostile, monkeypatc
 
 def test_what_a_child_starts_by_python_m_is_safe_as_well_and_users_programs_are_as_anywhere(hostile):
     (hostile.parent / "grandchild.py").write_text(LIBRARIES)
-    done = child("import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-m', 'grandchild']).returncode)", hostile.parent)
+    done = child(
+        "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-m', 'grandchild']).returncode)",
+        hostile.parent,
+    )
     assert done.returncode == 0, done.stderr
     (hostile / "neighbour.py").write_text("")
     (hostile / "judge.py").write_text("import neighbour")
     for users, code in ((True, 0), (False, 1)):
         environment = processes.environment(users_functions=users)
-        assert subprocess.run([sys.executable, hostile / "judge.py"], env=environment, capture_output=True).returncode == code
+        assert (
+            subprocess.run([sys.executable, hostile / "judge.py"], env=environment, capture_output=True).returncode
+            == code
+        )
 
 
 def test_proxies_are_off_for_local_addresses_where_any_is_set(monkeypatch):
@@ -70,11 +95,15 @@ def test_proxies_are_off_for_local_addresses_where_any_is_set(monkeypatch):
 
 
 def test_users_functions_in_the_working_directory_are_found_and_libraries_find_nothing_there(hostile):
-    (hostile / "my_module.py").write_text("import my_helper\ndef score(args, sample):\n    import late\n    return late.VALUE\n")
+    (hostile / "my_module.py").write_text(
+        "import my_helper\ndef score(args, sample):\n    import late\n    return late.VALUE\n"
+    )
     (hostile / "my_helper.py").write_text("import absent")
     (hostile / "absent.py").write_text("")
     (hostile / "late.py").write_text("VALUE = 1.0")
-    (hostile.parent / "library.py").write_text("try:\n    import h2\nexcept ImportError:\n    pass")  # not installed; a script is here
+    (hostile.parent / "library.py").write_text(
+        "try:\n    import h2\nexcept ImportError:\n    pass"
+    )  # not installed; a script is here
     library = hostile / ".venv" / "lib" / "site-packages"
     library.mkdir(parents=True)
     (library / "nearer_library.py").write_text("try:\n    import h2\nexcept ImportError:\n    pass")
@@ -110,7 +139,12 @@ assert os.getcwd() == {str(hostile)!r}
 def test_the_command_line_by_python_m_imports_nothing_from_the_working_directory(hostile):
     # What Python itself imports to run a module comes before slime's first line.
     (hostile / "types.py").unlink()
-    done = subprocess.run([sys.executable, "-m", "slime_cli", "--version"], env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "slime_cli", "--version"],
+        env=os.environ | {"PYTHONPATH": ROOT},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and done.stdout.startswith("slime "), done.stderr
 
 
@@ -118,8 +152,13 @@ def test_a_working_directory_that_was_removed_is_said(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     code = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); from slime_cli.__main__ import run; raise SystemExit(run(['doctor']))"
-    done = subprocess.run([sys.executable, "-P", "-c", code], env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr == "error: the working directory does not exist any more\nfix: cd to one that does\n"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True
+    )
+    assert (
+        done.returncode == 2
+        and done.stderr == "error: the working directory does not exist any more\nfix: cd to one that does\n"
+    )
 
 
 async def test_a_reward_worker_imports_libraries_and_finds_the_user_s_module(hostile):
@@ -127,6 +166,8 @@ async def test_a_reward_worker_imports_libraries_and_finds_the_user_s_module(hos
         "import json, typing_extensions\n\ndef score(args, sample):\n    return float(len(json.dumps(sample.response)))\n"
     )
     names = ("rm_type", "rm_url", "group_rm", "reward_key")
-    args = types.SimpleNamespace(**dict.fromkeys(names), custom_rm_path="my_reward.score", rm_timeout=20.0, rm_workers=1)
+    args = types.SimpleNamespace(
+        **dict.fromkeys(names), custom_rm_path="my_reward.score", rm_timeout=20.0, rm_workers=1
+    )
     async with RewardPool.from_args(args) as pool:
         assert await pool.score(Sample(0, 0, response="abc"), args) == 5.0

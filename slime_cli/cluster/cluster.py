@@ -89,7 +89,8 @@ class Cluster:
         if os.environ.get("RAY_ADDRESS"):  # it may be on another machine than the router
             spec = dataclasses.replace(spec, host="")
         remote = self.ray.remote(num_cpus=0.5, max_restarts=0)(PlacedEngine)
-        proxy = EngineProxy(remote.options(scheduling_strategy=self._strategy(bundle)).remote(spec, self.working_directory))
+        placed = remote.options(scheduling_strategy=self._strategy(bundle))
+        proxy = EngineProxy(placed.remote(spec, self.working_directory))
         self.actors.append(proxy)
         return proxy
 
@@ -134,8 +135,9 @@ class Trainers:
             raise EngineError(f"the trainer failed: {error}", "the same command resumes from the last commit") from None
         except self.ray.exceptions.RayActorError as error:
             raise EngineError(f"a trainer rank died: {error}", "the same command resumes from the last commit") from None
-        except self.ray.exceptions.RayError as error:  # its environment could not be made, a node is gone, an object lost
-            raise EngineError(f"Ray: {type(error).__name__}: {error}", "the same command resumes from the last commit") from None
+        except self.ray.exceptions.RayError as error:  # no environment could be made, a node is gone, an object lost
+            message = f"Ray: {type(error).__name__}: {error}"
+            raise EngineError(message, "the same command resumes from the last commit") from None
 
 
 @contextlib.contextmanager

@@ -28,22 +28,29 @@ _ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 def start(folder: pathlib.Path, cores: int) -> Any:
     """The module ``ray``, connected. Raises EngineError with what to do when it cannot be.
 
-    ``folder`` is where a local Ray starts its workers: it puts that folder first on their import path, so it is none of the
-    user's, whose scripts could take a library's place. What runs in a worker enters the user's folder itself.
+    ``folder`` is where a local Ray starts its workers: it puts that folder first on their import path, so it is none
+    of the user's, whose scripts could take a library's place. What runs in a worker enters the user's folder itself.
     """
     joined = os.environ.get("RAY_ADDRESS")
     for name, value in (_WORKERS if joined else _WORKERS | _ALONE).items():
         os.environ.setdefault(name, value)
     os.environ["PYTHONWARNINGS"] = "ignore"
     os.environ["PYTHONPATH"] = processes.import_path(os.environ.get("PYTHONPATH", ""))
-    settings: dict[str, Any] = dict(include_dashboard=False, log_to_driver=False, logging_level="ERROR", namespace="slime")
+    settings: dict[str, Any] = dict(
+        include_dashboard=False, log_to_driver=False, logging_level="ERROR", namespace="slime"
+    )
     if joined:
         _require_listener(joined)
         use_token(os.environ, pathlib.Path.home())
         names = (*_WORKERS, "PYTHONWARNINGS", "PYTHONPATH")
         settings |= {"address": "auto", "runtime_env": {"env_vars": {name: os.environ[name] for name in names}}}
     else:
-        settings |= {"address": "local", "num_cpus": cores, "object_store_memory": 256 * 2**20, "_node_ip_address": "127.0.0.1"}
+        settings |= {
+            "address": "local",
+            "num_cpus": cores,
+            "object_store_memory": 256 * 2**20,
+            "_node_ip_address": "127.0.0.1",
+        }
     import ray
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +63,9 @@ def start(folder: pathlib.Path, cores: int) -> Any:
 
 
 def _require_listener(joined: str) -> None:
-    """Ray tries for minutes where nobody listens. An address without a port (``auto``) or with a protocol is left to Ray."""
+    """Ray tries for minutes where nobody listens. An address without a port (``auto``) or with a protocol is left to
+    Ray.
+    """
     host, _, port = joined.rpartition(":")
     if not host or "/" in joined or not port.isdecimal():
         return
@@ -82,8 +91,14 @@ def _quiet(log: pathlib.Path) -> Iterator[None]:
 
 
 def use_token(environment: Any, home: pathlib.Path) -> None:
-    """Offers a cluster the token that Ray's settings name. ``ray start`` asks for one by default; Ray's client has to be told."""
-    named = environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH") or (home / ".ray" / "auth_token").is_file()
+    """Offers a cluster the token that Ray's settings name. ``ray start`` asks for one by default; Ray's client has to
+    be told.
+    """
+    named = (
+        environment.get("RAY_AUTH_TOKEN")
+        or environment.get("RAY_AUTH_TOKEN_PATH")
+        or (home / ".ray" / "auth_token").is_file()
+    )
     if named:
         environment.setdefault("RAY_AUTH_MODE", "token")
 
@@ -97,7 +112,10 @@ def _explained(error: BaseException, joined: str | None) -> EngineError:
         found = found.__cause__ or found.__context__
     everything = "\n".join(texts)
     if not joined:
-        return EngineError(f"Ray did not start: {_line(texts[0], error)}", "its logs are in /tmp/ray/session_latest/logs; slime doctor checks shared memory")
+        return EngineError(
+            f"Ray did not start: {_line(texts[0], error)}",
+            "its logs are in /tmp/ray/session_latest/logs; slime doctor checks shared memory",
+        )
     if "AuthToken" in everything or "Authentication" in everything:
         return EngineError(
             f"the Ray cluster at RAY_ADDRESS={joined} asks for a token, and this process has none or another one",

@@ -29,7 +29,11 @@ def run(argv: list[str]) -> int:
     attached.check()
     with contextlib.closing(attached.claim(f"slime sync --load {args.load}", screen.say)):
         urls = attached.alive()
-        folder, version = _published(args, screen, lambda model: matching.require(str(model), attached.endpoint, urls, None, screen.say))
+
+        def check(model: pathlib.Path) -> None:
+            matching.require(str(model), attached.endpoint, urls, None, screen.say)
+
+        folder, version = _published(args, screen, check)
         screen.say(f"{len(urls)} engine(s) load {version}")
         sync.load(urls, folder, version)
         proofs = sync.verify(urls, folder, version)
@@ -39,7 +43,7 @@ def run(argv: list[str]) -> int:
 
 
 def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pathlib.Path, str]:
-    """The folder of a published version, made from the checkpoint where it is not one already. ``check`` refuses a model."""
+    """The folder of a published version, made from the checkpoint where it is none yet. ``check`` refuses a model."""
     source = pathlib.Path(args.load)
     if not source.exists():
         raise DataError(f"--load {source}: no such folder", "point at a checkpoint or a published version")

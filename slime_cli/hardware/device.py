@@ -34,7 +34,8 @@ class Device:
 
 @functools.cache
 def find() -> Device:
-    """The machine's device. ``CUDA_VISIBLE_DEVICES=""`` makes a GPU machine count as a CPU one, as it does for torch."""
+    """The machine's device. ``CUDA_VISIBLE_DEVICES=""`` makes a GPU machine count as a CPU one, as it does for torch.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible != "" and shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -71,7 +72,8 @@ def check_engine(config: dict) -> None:
 
 
 def trainer_dtype(kind: str, megatron: dict[str, object]) -> str:
-    """What the trainer computes in on a device of this kind, given its options. Engines that generate for it compute in the same.
+    """What the trainer computes in on a device of this kind, given its options. Engines that generate for it compute
+    in the same.
 
     Left to itself, SGLang serves a float32 model in float16 on a GPU, where it is trained in bfloat16.
     """

@@ -1,7 +1,7 @@
 """Whether Transformer Engine can be used. Imported by processes that train or convert, before Megatron.
 
-A package that is there may not load (built for another torch, a library missing), so it is imported, and one that does not
-load counts as none, with a word about it.
+A package that is there may not load (built for another torch, a library missing), so it is imported, and one that
+does not load counts as none, with a word about it.
 """
 
 import functools
@@ -16,7 +16,9 @@ NAME = "transformer_engine"
 
 @functools.cache
 def problem() -> str | None:
-    """None where it can be used; else why not, an empty text where it simply is not there or nothing here could use it."""
+    """None where it can be used; else why not, an empty text where it simply is not there or nothing here could use
+    it.
+    """
     spec = importlib.util.find_spec(NAME)
     if device.find().kind != "cuda" or spec is None or spec.origin is None:  # the stand-in has no file
         return ""
@@ -25,7 +27,10 @@ def problem() -> str | None:
     except Exception as error:
         forget()
         reason = (str(error).strip().splitlines() or [""])[0][:300]
-        return f"Transformer Engine {_version()} is installed and does not load, so Megatron's local layers are used: {type(error).__name__}: {reason}"
+        return (
+            f"Transformer Engine {_version()} is installed and does not load, so Megatron's local layers are used: "
+            f"{type(error).__name__}: {reason}"
+        )
     return None
 
 

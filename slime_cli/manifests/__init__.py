@@ -10,7 +10,10 @@ import msgspec
 
 from slime_cli.manifests.base import read, write, write_bytes, write_json
 
-__all__ = ["Checkpoint", "Claim", "Endpoint", "Engine", "Rollout", "Run", "Tensor", "Weights", "read", "write", "write_bytes", "write_json"]
+__all__ = [
+    "Checkpoint", "Claim", "Endpoint", "Engine", "Rollout", "Run", "Tensor", "Weights", "read", "write", "write_bytes",
+    "write_json",
+]  # fmt: skip
 
 
 class Run(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.run/1", kw_only=True):

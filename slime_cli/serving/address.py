@@ -1,6 +1,7 @@
 """Where servers listen and how others reach them: IPv4, IPv6, names, and all interfaces at once.
 
-A host is what a socket binds (``127.0.0.1``, ``::1``, ``0.0.0.0``, ``node7``), without brackets; a URL has them around IPv6.
+A host is what a socket binds (``127.0.0.1``, ``::1``, ``0.0.0.0``, ``node7``), without brackets; a URL has them
+around IPv6.
 """
 
 import errno
@@ -14,7 +15,9 @@ from slime_cli.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses that documentation has for itself: no packet is sent there, the kernel says which of its own it would use."""
+"""Addresses that documentation has for itself: no packet is sent there, the kernel says which of its own it would
+use.
+"""
 
 
 def url(host: str, port: int) -> str:
@@ -72,21 +75,26 @@ def _named() -> str:
 def free_port(host: str = LOOPBACK) -> int:
     """A port that nobody listens on right now, of those that the kernel gives to no outgoing connection.
 
-    An engine listens on it half a minute later or more: of the kernel's own range it was gone by then (seen on a busy machine).
+    An engine listens on it half a minute later or more: of the kernel's own range it was gone by then (seen on a busy
+    machine).
     """
     for port in (*random.SystemRandom().sample(range(15000, _first_of_the_kernels()), k=100), 0):
         try:
             return _bind(host, port)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise UsageError(f"cannot listen on {host} ({error.strerror or error})", "give an address of this machine") from None
+                raise UsageError(
+                    f"cannot listen on {host} ({error.strerror or error})", "give an address of this machine"
+                ) from None
     raise UsageError(f"no port is free on {host}", "end what listens there")
 
 
 def require_free(host: str, port: int, option: str) -> None:
     """Raises UsageError when the port is none, or somebody listens on it already."""
     if not 1 <= port <= 65535:
-        raise UsageError(f"{option} {port}: no such port", "ports are 1 to 65535; any free one is taken when the option is left out")
+        raise UsageError(
+            f"{option} {port}: no such port", "ports are 1 to 65535; any free one is taken when the option is left out"
+        )
     try:
         _bind(host, port)
     except OSError as error:

@@ -24,7 +24,7 @@ class Attached:
         """The right to change the engines' weights, for ``holder``. Raises UsageError that names who has it."""
         path = pathlib.Path(self.endpoint.claim)
         if not path.parent.is_dir():
-            say(f"warning: {path} is not on this machine, so nothing keeps runs of others from updating the same engines")
+            say(f"warning: {path} is not on this machine: nothing keeps runs of others from updating the same engines")
             path = claim.beside(self.path)
         return claim.Claim(path, holder, say)
 

@@ -1,9 +1,9 @@
 """Who may change the weights of an endpoint: one process at a time, by a lock beside ``endpoint.json``.
 
-The lock is the kernel's (``flock``), so it ends with its holder, killed or not; the file says who holds it, or who did. It holds for
-all processes that reach the file: those of one machine, and of others where they share the disk and it carries such locks (NFS
-does). ``endpoint.json`` names the file, so a copy of it leads to the same lock. Whoever owns an endpoint makes the file, for all
-users to write; runs and ``slime sync`` take it.
+The lock is the kernel's (``flock``), so it ends with its holder, killed or not; the file says who holds it, or who
+did. It holds for all processes that reach the file: those of one machine, and of others where they share the disk and
+it carries such locks (NFS does). ``endpoint.json`` names the file, so a copy of it leads to the same lock. Whoever
+owns an endpoint makes the file, for all users to write; runs and ``slime sync`` take it.
 """
 
 import contextlib
@@ -55,7 +55,10 @@ class Claim:
                 "wait until that ends, or start an endpoint of your own: slime serve-rollout",
             ) from None
         except OSError as error:
-            say(f"warning: {path.parent} carries no locks ({error.strerror}): nothing keeps a second run from updating these engines")
+            say(
+                f"warning: {path.parent} carries no locks ({error.strerror}): nothing keeps a second run from "
+                "updating these engines"
+            )
         before = holder_of(path)
         if before is not None:
             say(f"took the endpoint over from {_described(before)}, which ended without releasing it")

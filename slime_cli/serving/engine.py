@@ -64,10 +64,11 @@ class Engine:
 
 
 def rendezvous(argv: tuple[str, ...], folder: str) -> dict[str, str]:
-    """Environment by which an engine's ranks, all on one machine, find each other without listening to other machines.
+    """Environment by which an engine's ranks, all on one machine, find each other without listening to other
+    machines.
 
-    torch's own meeting point is a server on all interfaces, so they meet at a file; the rest goes over loopback. Copies of
-    the model (``--sglang-dp-size``) are groups of their own, for which SGLang 0.5.16 has only ports.
+    torch's own meeting point is a server on all interfaces, so they meet at a file; the rest goes over loopback.
+    Copies of the model (``--sglang-dp-size``) are groups of their own, for which SGLang 0.5.16 has only ports.
     """
     out = {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
     if "--dp-size" not in argv:
@@ -87,6 +88,7 @@ def start_router(host: str, port: int, argv: list[str], log: pathlib.Path) -> Se
 def engine_argv(resolved, model: str) -> list[str]:
     """The user's ``--sglang-*`` options over what the device needs and what the trainer computes in."""
     config = json.loads((pathlib.Path(model) / "config.json").read_text())
-    needed = hardware.engine_defaults() | {"dtype": hardware.engine_dtype(hardware.find().kind, resolved.megatron, config)}
+    dtype = hardware.engine_dtype(hardware.find().kind, resolved.megatron, config)
+    needed = hardware.engine_defaults() | {"dtype": dtype}
     merged = {k: v for k, v in needed.items() if k not in resolved.sglang} | resolved.sglang
     return dataclasses.replace(resolved, sglang=merged).sglang_argv()

@@ -1,8 +1,8 @@
 """Engines behind a router: started together, watched, stopped together. Both ``serve-rollout`` and ``train`` use it.
 
 Every handle in :attr:`Fleet.engines` answers ``state()`` and ``stop()``: an :class:`Engine` of this process, or the
-cluster's proxy of one elsewhere. A server that dies while it starts ends the start at once, with its last lines; nothing
-is retried behind the user's back.
+cluster's proxy of one elsewhere. A server that dies while it starts ends the start at once, with its last lines;
+nothing is retried behind the user's back.
 """
 
 import concurrent.futures
@@ -43,7 +43,8 @@ def listening(s: dict[str, Any]) -> tuple[str, int]:
 
 
 def first_device(resolved, place: int, device: hardware.Device) -> int:
-    """Where the engine at ``place`` begins: behind the trainer's GPUs, or at 0 where no trainer is or both share theirs.
+    """Where the engine at ``place`` begins: behind the trainer's GPUs, or at 0 where no trainer is or both share
+    theirs.
 
     Where one machine has too few GPUs for both, engines begin at 0 again and share those of the trainer.
     """
@@ -76,8 +77,8 @@ class Fleet:
             for i in range(count):
                 first = first_device(resolved, i, hardware.find())
                 log = str(logs / f"engine-{i}.log")
-                spec = EngineSpec(model, tuple(argv), self.tensor_parallel, first, s["rollout_seed"] + i, log, address.reachable(host))
-                self.engines.append(launch(spec))
+                seed, where = s["rollout_seed"] + i, address.reachable(host)
+                self.engines.append(launch(EngineSpec(model, tuple(argv), self.tensor_parallel, first, seed, log, where)))
         except BaseException:
             self.stop()
             raise
@@ -110,7 +111,8 @@ class Fleet:
         return manifests.Endpoint(
             router_url=self.router_url,
             engines=[
-                manifests.Engine(url=s["url"], role="regular", devices=s["devices"], pid=s["pid"], host=s["host"]) for s in states
+                manifests.Engine(url=s["url"], role="regular", devices=s["devices"], pid=s["pid"], host=s["host"])
+                for s in states
             ],
             model=self.model, engine_name="sglang", engine_version=importlib.metadata.version("sglang"),
             owner_pid=os.getpid(), owner_host=os.uname().nodename, created=time.time(),

@@ -94,7 +94,7 @@ def initialise(args, device: hardware.Device) -> None:
 
 
 def _meeting_point(rank: int, world_size: int) -> torch.distributed.TCPStore:
-    """Where the ranks find each other. Rank 0 listens on ``MASTER_ADDR`` alone; torch by itself listens on every interface."""
+    """Where the ranks find each other. Rank 0 listens on ``MASTER_ADDR`` alone; torch by itself on every interface."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if address.is_loopback(host):  # the ranks' own connections stay on this machine as well
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

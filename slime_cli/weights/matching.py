@@ -1,9 +1,10 @@
 """Whether the engines of an endpoint can take a model's weights: compared before anything is sent. Torch-free.
 
-Weights of another shape end an engine, for everybody who uses it; those of another model with equal shapes, or another
-tokenizer, are wrong without a word. What is served is asked of each engine (stock ``/model_info`` and ``/server_info``), and
-looked up in the folder that it names where that is on this machine, else in ``endpoint.json``, which may be old or of another
-machine: what the engine says itself comes first. Called by a run that attaches, and by ``slime sync``.
+Weights of another shape end an engine, for everybody who uses it; those of another model with equal shapes, or
+another tokenizer, are wrong without a word. What is served is asked of each engine (stock ``/model_info`` and
+``/server_info``), and looked up in the folder that it names where that is on this machine, else in ``endpoint.json``,
+which may be old or of another machine: what the engine says itself comes first. Called by a run that attaches, and by
+``slime sync``.
 """
 
 import functools
@@ -42,7 +43,9 @@ def identity(folder: str | os.PathLike) -> dict[str, Any]:
     return {"config": architecture.read_config(str(folder)), "tokenizer": tokenizer_hash(folder)}
 
 
-def require(folder: str, endpoint: manifests.Endpoint, urls: list[str], dtype: str | None, say: Callable[[str], None]) -> None:
+def require(
+    folder: str, endpoint: manifests.Endpoint, urls: list[str], dtype: str | None, say: Callable[[str], None]
+) -> None:
     """Raises DataError unless every engine at ``urls`` can take the weights of the model in ``folder``.
 
     ``dtype``: what its trainer computes in; engines that compute in another are warned about.
@@ -52,11 +55,18 @@ def require(folder: str, endpoint: manifests.Endpoint, urls: list[str], dtype: s
     for url in urls:
         theirs = served(url, endpoint)
         for difference in differences(ours, theirs):
-            raise DataError(f"{folder} does not fit what {theirs.where} serves: {difference}", _FIX.format(model=folder))
+            raise DataError(
+                f"{folder} does not fit what {theirs.where} serves: {difference}", _FIX.format(model=folder)
+            )
         if not theirs.config:
-            say(f"warning: the model of {theirs.where} can be read nowhere here, so its architecture alone was compared")
+            say(
+                f"warning: the model of {theirs.where} can be read nowhere here, so its architecture alone was compared"
+            )
         if dtype and _DTYPES.get(theirs.dtype, theirs.dtype) not in ("", "auto", dtype):
-            say(f"warning: {url} computes in {theirs.dtype}, the trainer in {dtype}, so log-probabilities differ: --sglang-dtype {dtype}")
+            say(
+                f"warning: {url} computes in {theirs.dtype}, the trainer in {dtype}, so log-probabilities differ: "
+                f"--sglang-dtype {dtype}"
+            )
 
 
 def served(url: str, endpoint: manifests.Endpoint) -> Model:
@@ -70,7 +80,9 @@ def served(url: str, endpoint: manifests.Endpoint) -> Model:
         known = identity(folder)
     overridden = json.loads(server.get("json_model_override_args") or "{}") if known["config"] else {}
     named = (info.get("architectures") or [architecture.name(known["config"])])[0]
-    return Model(f"{url} ({folder})", named, known["config"] | overridden, known["tokenizer"], server.get("dtype") or "")
+    return Model(
+        f"{url} ({folder})", named, known["config"] | overridden, known["tokenizer"], server.get("dtype") or ""
+    )
 
 
 def _ask(client: httpx.Client, url: str) -> dict[str, Any]:
@@ -112,12 +124,16 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def tokenizer_hash(folder: str | os.PathLike) -> str:
-    """Hash of what the tokenizer does (entries and ids, merges, special tokens), however its file is written; empty without one."""
+    """Hash of what the tokenizer does (entries and ids, merges, special tokens), however its file is written; empty
+    without one.
+    """
     path = pathlib.Path(folder) / "tokenizer.json"
     if path.is_file():
         stat = path.stat()
         return _hash_of(path, stat.st_size, stat.st_mtime_ns)
-    other = next((p for p in sorted(pathlib.Path(folder).glob("*.model")) if p.is_file()), None)  # SentencePiece, tiktoken
+    other = next(
+        (p for p in sorted(pathlib.Path(folder).glob("*.model")) if p.is_file()), None
+    )  # SentencePiece, tiktoken
     return hashlib.sha256(other.read_bytes()).hexdigest() if other else ""
 
 
@@ -131,5 +147,7 @@ def _hash_of(path: pathlib.Path, size: int, mtime: int) -> str:
         merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges") or []]
         tokens = sorted((token["id"], token["content"]) for token in added)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not a tokenizer ({type(error).__name__}: {error})", "download the checkpoint again") from None
+        raise DataError(
+            f"{path}: not a tokenizer ({type(error).__name__}: {error})", "download the checkpoint again"
+        ) from None
     return hashlib.sha256(json.dumps([model.get("type"), entries, merges, tokens]).encode()).hexdigest()

@@ -1,9 +1,9 @@
 """Getting published weights into the engines of an endpoint, and proof that they arrived.
 
-The engines load the version from disk (stock ``/update_weights_from_disk``). Proof: each engine reports the version, and
-its weight checker's sum of every tensor equals the sum computed from the published file. Where an engine's layout or
-device makes those sums incomparable (tensor parallel engines, the hash of a GPU), all engines must still agree with each
-other, where there are several; the result says which of these was shown.
+The engines load the version from disk (stock ``/update_weights_from_disk``). Proof: each engine reports the version,
+and its weight checker's sum of every tensor equals the sum computed from the published file. Where an engine's layout
+or device makes those sums incomparable (tensor parallel engines, the hash of a GPU), all engines must still agree
+with each other, where there are several; the result says which of these was shown.
 """
 
 import concurrent.futures
@@ -40,8 +40,8 @@ SHOWN = {
 
 
 def verified(proofs: Sequence[Proof]) -> bool | str | None:
-    """What holds for all engines: True where each was compared with what was published, "agreement" where some were with one
-    another alone, None where nothing but the version's name was shown.
+    """What holds for all engines: True where each was compared with what was published, "agreement" where some were
+    with one another alone, None where nothing but the version's name was shown.
     """
     kinds = {proof.kind for proof in proofs}
     if kinds == {"checksum"}:
@@ -55,7 +55,8 @@ def unchanged(urls: list[str], version: str) -> None:
         found = _get(url, "/model_info").get("weight_version")
         if found != version:
             raise EngineError(
-                f"{url} holds weights {found!r}, which this run did not send (its last were {version!r}): another process updates this endpoint",
+                f"{url} holds weights {found!r}, which this run did not send (its last were {version!r}): "
+                "another process updates this endpoint",
                 "end that process, or use an endpoint of your own; the same command resumes from the last commit",
             )
 

@@ -16,7 +16,9 @@ def failing(error):
         raise error
 
     method = types.SimpleNamespace(remote=lambda *arguments: None)
-    return types.SimpleNamespace(get=get, exceptions=ray.exceptions), types.SimpleNamespace(state=method, begin_stage=method)
+    return types.SimpleNamespace(get=get, exceptions=ray.exceptions), types.SimpleNamespace(
+        state=method, begin_stage=method
+    )
 
 
 @pytest.mark.parametrize(

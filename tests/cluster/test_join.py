@@ -49,7 +49,7 @@ def test_where_nobody_listens_ray_is_not_asked(ray, tmp_path, head, address):
 def test_a_ray_of_the_run_s_own_keeps_to_loopback_and_its_workers_start_in_no_folder_of_the_user_s(ray, tmp_path):
     before = os.getcwd()
     assert join.start(tmp_path / "logs", 3) is ray
-    (settings, folder), = ray.calls
+    ((settings, folder),) = ray.calls
     assert settings["address"] == "local" and settings["num_cpus"] == 3 and "runtime_env" not in settings
     assert folder == str(tmp_path / "logs") and os.getcwd() == before
     assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0" and "RAY_AUTH_MODE" not in os.environ
@@ -104,11 +104,26 @@ def chained(cause, error):
 @pytest.mark.parametrize(
     ("address", "error", "said", "fix"),
     [
-        ("HEAD", chained(RuntimeError("InvalidAuthToken: missing\nmore"), ConnectionError("Failed to connect")), "HEAD asks for a token", "RAY_AUTH_TOKEN_PATH"),
-        ("HEAD", ConnectionError("Failed to connect to Ray cluster at HEAD\nTraceback"), "joined at RAY_ADDRESS=HEAD: Failed to connect", "ray status"),
+        (
+            "HEAD",
+            chained(RuntimeError("InvalidAuthToken: missing\nmore"), ConnectionError("Failed to connect")),
+            "HEAD asks for a token",
+            "RAY_AUTH_TOKEN_PATH",
+        ),
+        (
+            "HEAD",
+            ConnectionError("Failed to connect to Ray cluster at HEAD\nTraceback"),
+            "joined at RAY_ADDRESS=HEAD: Failed to connect",
+            "ray status",
+        ),
         ("nonsense", ValueError("Malformed address"), "RAY_ADDRESS=nonsense: Malformed address", "unset RAY_ADDRESS"),
         ("HEAD", RuntimeError(""), "RAY_ADDRESS=HEAD: RuntimeError", "ray status"),
-        (None, RuntimeError("The current node timed out during startup."), "Ray did not start: The current node timed out", "logs"),
+        (
+            None,
+            RuntimeError("The current node timed out during startup."),
+            "Ray did not start: The current node timed out",
+            "logs",
+        ),
         (None, OSError(28, "No space left on device"), "No space left on device", "logs"),
     ],
 )

@@ -11,7 +11,9 @@ from slime_cli.serving import claim
 from tests.end_to_end.conftest import SMALL, slime, start
 
 
-def test_a_second_run_is_refused_a_killed_one_is_taken_over_and_another_model_never_reaches_the_engines(served, tmp_path):
+def test_a_second_run_is_refused_a_killed_one_is_taken_over_and_another_model_never_reaches_the_engines(
+    served, tmp_path
+):
     path, lock = served / "endpoint.json", claim.beside(served / "endpoint.json")
     words = ("train", "--profile", SMALL, "--rollout-endpoint", path)
     first = start(*words, "--run-dir", tmp_path / "a", log=tmp_path / "out.log")
@@ -19,9 +21,15 @@ def test_a_second_run_is_refused_a_killed_one_is_taken_over_and_another_model_ne
     while (held := claim.holder_of(lock)) is None or str(tmp_path / "a") not in held.holder:
         assert first.poll() is None and time.time() < deadline, (tmp_path / "out.log").read_text()[-3000:]
         time.sleep(0.1)
-    for other in ((*words, "--run-dir", tmp_path / "b"), ("sync", "--load", served / "model", "--rollout-endpoint", path)):
+    for other in (
+        (*words, "--run-dir", tmp_path / "b"),
+        ("sync", "--load", served / "model", "--rollout-endpoint", path),
+    ):
         refused = slime(*other)
-        assert refused.returncode == 2 and f"updated by slime train --run-dir {tmp_path / 'a'} (pid {first.pid} on " in refused.stderr
+        assert (
+            refused.returncode == 2
+            and f"updated by slime train --run-dir {tmp_path / 'a'} (pid {first.pid} on " in refused.stderr
+        )
     assert first.poll() is None
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
@@ -29,8 +37,13 @@ def test_a_second_run_is_refused_a_killed_one_is_taken_over_and_another_model_ne
     other = slime(*words, "--run-dir", tmp_path / "c", "--hf-checkpoint", wide)
     assert other.returncode == 3, other.stdout + other.stderr
     assert f"took the endpoint over from slime train --run-dir {tmp_path / 'a'}" in other.stdout
-    assert f"{tmp_path / 'c' / 'model'} does not fit what" in other.stderr and "model.embed_tokens.weight is 320 x 32, not 320 x 64" in other.stderr
+    assert (
+        f"{tmp_path / 'c' / 'model'} does not fit what" in other.stderr
+        and "model.embed_tokens.weight is 320 x 32, not 320 x 64" in other.stderr
+    )
     assert claim.holder_of(lock) is None and "starting Ray" not in other.stdout
     endpoint = manifests.read(path, manifests.Endpoint)
     body = {"input_ids": [10, 11], "sampling_params": {"max_new_tokens": 1}}
-    assert httpx.Client(trust_env=False, timeout=60).post(endpoint.router_url + "/generate", json=body).status_code == 200
+    assert (
+        httpx.Client(trust_env=False, timeout=60).post(endpoint.router_url + "/generate", json=body).status_code == 200
+    )

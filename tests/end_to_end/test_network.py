@@ -16,7 +16,11 @@ def listening(root: int) -> dict[str, str]:
     out = {}
     for process in family:
         try:
-            out |= {c.laddr.ip: " ".join(process.cmdline())[:120] for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+            out |= {
+                c.laddr.ip: " ".join(process.cmdline())[:120]
+                for c in process.net_connections("tcp")
+                if c.status == psutil.CONN_LISTEN
+            }
         except psutil.NoSuchProcess:
             pass
     return out
@@ -37,7 +41,17 @@ def test_a_run_among_hostile_scripts_finds_the_user_s_function_and_listens_on_lo
     )
     (hostile / "my_helpers.py").write_text("VALUE = 0.5\n")
     run = tmp_path / "run"
-    words = ("train", "--profile", SMALL, "--run-dir", run, "--rollout-endpoint", served / "endpoint.json", "--custom-rm-path", "my_rewards.score")
+    words = (
+        "train",
+        "--profile",
+        SMALL,
+        "--run-dir",
+        run,
+        "--rollout-endpoint",
+        served / "endpoint.json",
+        "--custom-rm-path",
+        "my_rewards.score",
+    )
     process = start(*words, log=tmp_path / "out.log", cwd=hostile)
     strangers: dict[str, str] = {}
     while process.poll() is None:
@@ -48,5 +62,9 @@ def test_a_run_among_hostile_scripts_finds_the_user_s_function_and_listens_on_lo
         time.sleep(0.5)
     assert process.returncode == 0, (tmp_path / "out.log").read_text()[-3000:]
     assert not strangers
-    rewards = [json.loads(line)["reward_mean"] for line in (run / "metrics.jsonl").read_text().splitlines() if "reward_mean" in line]
+    rewards = [
+        json.loads(line)["reward_mean"]
+        for line in (run / "metrics.jsonl").read_text().splitlines()
+        if "reward_mean" in line
+    ]
     assert rewards and set(rewards) == {0.5}

@@ -36,6 +36,10 @@ def test_engines_are_told_to_compute_in_the_trainer_s_type_unless_the_user_or_th
     monkeypatch.setattr(device, "find", lambda: device.Device(kind, 1, kind))
     (tmp_path / "config.json").write_text(json.dumps(config))
     seen = []
-    monkeypatch.setattr(engine.dataclasses, "replace", lambda resolved, sglang: seen.append(sglang) or types.SimpleNamespace(sglang_argv=list))
+    monkeypatch.setattr(
+        engine.dataclasses,
+        "replace",
+        lambda resolved, sglang: seen.append(sglang) or types.SimpleNamespace(sglang_argv=list),
+    )
     engine.engine_argv(types.SimpleNamespace(sglang=given, megatron={}), str(tmp_path))
     assert seen[0]["dtype"] == dtype

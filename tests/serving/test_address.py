@@ -8,7 +8,10 @@ import pytest
 from slime_cli.errors import UsageError
 from slime_cli.serving import address, fleet
 
-HAS_IPV6 = pathlib.Path("/proc/net/if_inet6").exists() and "00000000000000000000000000000001" in pathlib.Path("/proc/net/if_inet6").read_text()
+HAS_IPV6 = (
+    pathlib.Path("/proc/net/if_inet6").exists()
+    and "00000000000000000000000000000001" in pathlib.Path("/proc/net/if_inet6").read_text()
+)
 
 
 def options(host: str = "127.0.0.1", port: int | None = None) -> dict:
@@ -34,7 +37,12 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
 
 @pytest.mark.parametrize(
     ("host", "port", "written"),
-    [("127.0.0.1", 80, "http://127.0.0.1:80"), ("::1", 80, "http://[::1]:80"), ("fe80::1", 1, "http://[fe80::1]:1"), ("node7", 9, "http://node7:9")],
+    [
+        ("127.0.0.1", 80, "http://127.0.0.1:80"),
+        ("::1", 80, "http://[::1]:80"),
+        ("fe80::1", 1, "http://[fe80::1]:1"),
+        ("node7", 9, "http://node7:9"),
+    ],
 )
 def test_a_url_has_brackets_around_ipv6_alone(host, port, written):
     assert address.url(host, port) == written
@@ -70,12 +78,17 @@ def test_an_address_of_no_interface_here_is_refused_in_words(host):
         fleet.listening(options(host))
 
 
-@pytest.mark.parametrize("everywhere", ["0.0.0.0", pytest.param("::", marks=pytest.mark.skipif(not HAS_IPV6, reason="no IPv6"))])
+@pytest.mark.parametrize(
+    "everywhere", ["0.0.0.0", pytest.param("::", marks=pytest.mark.skipif(not HAS_IPV6, reason="no IPv6"))]
+)
 def test_all_interfaces_are_named_by_an_address_that_can_be_reached(everywhere):
     found = address.reachable(everywhere)
     assert found not in ("0.0.0.0", "::")
     family = socket.AF_INET6 if ":" in everywhere else socket.AF_INET
-    with socket.create_server((everywhere, 0), family=family) as server, socket.create_connection((found, server.getsockname()[1]), timeout=5):
+    with (
+        socket.create_server((everywhere, 0), family=family) as server,
+        socket.create_connection((found, server.getsockname()[1]), timeout=5),
+    ):
         pass
 
 
@@ -90,6 +103,16 @@ def test_without_a_route_the_machine_s_own_name_or_loopback_is_named(monkeypatch
     assert address.reachable("10.9.9.9") == "10.9.9.9"
 
 
-@pytest.mark.parametrize(("host", "is_it"), [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("node7", False)])
+@pytest.mark.parametrize(
+    ("host", "is_it"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("node7", False),
+    ],
+)
 def test_what_counts_as_loopback(host, is_it):
     assert address.is_loopback(host) is is_it

@@ -21,7 +21,11 @@ def test_a_second_is_refused_by_the_first_one_s_name_until_that_has_ended(tmp_pa
     with pytest.raises(UsageError) as raised:
         claim.Claim(path, "slime train --run-dir /runs/b", said.append)
     message = raised.value.message
-    assert "/runs/a" in message and f"pid {os.getpid()} on {os.uname().nodename}, since 20" in message and "serve-rollout" in raised.value.fix
+    assert (
+        "/runs/a" in message
+        and f"pid {os.getpid()} on {os.uname().nodename}, since 20" in message
+        and "serve-rollout" in raised.value.fix
+    )
     assert claim.holder_of(path).holder.endswith("/runs/a")
     first.close()
     first.close()
@@ -47,7 +51,12 @@ time.sleep(60)
     holder.wait()
     said = []
     taken = claim.Claim(path, "b", said.append)
-    assert len(said) == 1 and "/runs/killed" in said[0] and f"pid {holder.pid}" in said[0] and "ended without releasing" in said[0]
+    assert (
+        len(said) == 1
+        and "/runs/killed" in said[0]
+        and f"pid {holder.pid}" in said[0]
+        and "ended without releasing" in said[0]
+    )
     assert claim.holder_of(path).holder == "b"
     taken.close()
 
@@ -67,7 +76,9 @@ def test_a_copy_of_the_manifest_leads_to_the_same_lock(tmp_path):
 
 
 def test_a_lock_that_is_on_another_machine_is_said_and_those_of_this_one_still_exclude_each_other(tmp_path):
-    manifests.write(tmp_path / "endpoint.json", ScriptedEngine(tmp_path).endpoint(claim="/of/another/machine/endpoint.claim.json"))
+    manifests.write(
+        tmp_path / "endpoint.json", ScriptedEngine(tmp_path).endpoint(claim="/of/another/machine/endpoint.claim.json")
+    )
     said = []
     held = Attached(str(tmp_path / "endpoint.json")).claim("first", said.append)
     assert len(said) == 1 and "/of/another/machine" in said[0] and "not on this machine" in said[0]

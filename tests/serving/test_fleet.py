@@ -19,7 +19,9 @@ def test_the_router_s_metrics_stay_on_this_machine_and_a_user_s_own_word_comes_l
     assert "HTTP_PROXY" not in environment  # engines may be on any machine, and no proxy knows them
 
 
-@pytest.mark.parametrize(("host", "given"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::]"), ("0.0.0.0", "0.0.0.0")])
+@pytest.mark.parametrize(
+    ("host", "given"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::]"), ("0.0.0.0", "0.0.0.0")]
+)
 def test_the_router_gets_an_address_with_brackets_around_ipv6(monkeypatch, tmp_path, host, given):
     started = []
     monkeypatch.setattr(engine, "Server", lambda name, argv, environment, log: started.append(argv))
@@ -71,7 +73,13 @@ def test_engines_begin_at_the_first_gpu_that_no_trainer_has(monkeypatch, command
 @contextlib.contextmanager
 def fleet_of(monkeypatch, tmp_path, **slime):
     monkeypatch.setattr(fleet, "start_router", lambda *a: Scripted())
-    given = {"rollout_num_gpus_per_engine": 1, "rollout_num_gpus": 2, "actor_num_gpus_per_node": 1, "colocate": False, "rollout_seed": 7}
+    given = {
+        "rollout_num_gpus_per_engine": 1,
+        "rollout_num_gpus": 2,
+        "actor_num_gpus_per_node": 1,
+        "colocate": False,
+        "rollout_seed": 7,
+    }
     given |= {"sglang_router_ip": "127.0.0.1", "sglang_router_port": None}
     resolved = types.SimpleNamespace(
         command="serve-rollout", slime=given | slime, sglang={}, megatron={}, router_argv=list, argv=()
@@ -85,7 +93,9 @@ def fleet_of(monkeypatch, tmp_path, **slime):
 
 def test_engines_listen_where_the_router_s_users_can_reach_them(monkeypatch, tmp_path):
     with fleet_of(monkeypatch, tmp_path) as made:
-        assert [e.spec.host for e in made.engines] == ["127.0.0.1"] * 2 and made.router_url.startswith("http://127.0.0.1:")
+        assert [e.spec.host for e in made.engines] == ["127.0.0.1"] * 2 and made.router_url.startswith(
+            "http://127.0.0.1:"
+        )
         assert [(e.spec.first_device, e.spec.seed) for e in made.engines] == [(0, 7), (1, 8)]
     with fleet_of(monkeypatch, tmp_path, sglang_router_ip="0.0.0.0") as made:
         host = address.reachable("0.0.0.0")

@@ -82,7 +82,9 @@ def test_a_config_that_the_engine_overrides_counts_as_overridden(tmp_path):
         compare(served, engine)
 
 
-@pytest.mark.parametrize(("theirs", "warned"), [("float16", True), ("half", True), ("bfloat16", False), ("auto", False)])
+@pytest.mark.parametrize(
+    ("theirs", "warned"), [("float16", True), ("half", True), ("bfloat16", False), ("auto", False)]
+)
 def test_engines_that_compute_in_another_type_are_warned_about(tmp_path, theirs, warned):
     served = checkpoints.write(tmp_path / "served")
     said = compare(served, ScriptedEngine(served, dtype=theirs), dtype="bfloat16")
@@ -100,12 +102,23 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path):
 def test_a_tokenizer_with_other_entries_is_another_one_however_its_file_is_written(tmp_path):
     served, ours = checkpoints.write(tmp_path / "served"), checkpoints.write(tmp_path / "ours")
     engine = ScriptedEngine(served)
-    one = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}, "added_tokens": [{"id": 2, "content": "<e>", "special": True}]}
-    same = {"added_tokens": [{"content": "<e>", "id": 2}], "model": {"merges": [["a", "b"]], "vocab": {"b": 1, "a": 0}, "type": "BPE"}, "version": "1.0"}
+    one = {
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]},
+        "added_tokens": [{"id": 2, "content": "<e>", "special": True}],
+    }
+    same = {
+        "added_tokens": [{"content": "<e>", "id": 2}],
+        "model": {"merges": [["a", "b"]], "vocab": {"b": 1, "a": 0}, "type": "BPE"},
+        "version": "1.0",
+    }
     (served / "tokenizer.json").write_text(json.dumps(one))
     (ours / "tokenizer.json").write_text(json.dumps(same, indent=4))
     assert compare(ours, engine) == []
-    for change in ({"model": same["model"] | {"vocab": {"b": 0, "a": 1}}}, {"model": same["model"] | {"merges": []}}, {"added_tokens": []}):
+    for change in (
+        {"model": same["model"] | {"vocab": {"b": 0, "a": 1}}},
+        {"model": same["model"] | {"merges": []}},
+        {"added_tokens": []},
+    ):
         (ours / "tokenizer.json").write_text(json.dumps(same | change))
         with pytest.raises(DataError, match="tokenizer has other entries"):
             compare(ours, engine)

@@ -44,7 +44,11 @@ OPAQUE = dict.fromkeys(SUMS, "0123456789abcdef")
         ([dict(sums=OPAQUE, device="cuda")], ["version"], None),
         ([dict(sums=OPAQUE, device="cuda")] * 2, ["agreement", "agreement"], "agreement"),
         ([dict(sums=SUMS, ranks=2)], ["version"], None),
-        ([dict(sums=SUMS | {"rotary.cache": "00"})], ["version"], None),  # a tensor that nothing published is compared with
+        (
+            [dict(sums=SUMS | {"rotary.cache": "00"})],
+            ["version"],
+            None,
+        ),  # a tensor that nothing published is compared with
     ],
 )
 def test_engines_count_as_verified_only_where_every_tensor_was_compared(published, engines, kinds, verdict):
@@ -61,7 +65,10 @@ def test_no_engine_is_no_proof():
     ("engines", "said"),
     [
         ([dict(sums=SUMS | {"model.norm.weight": "00"})], "holds other weights than"),
-        ([dict(sums=OPAQUE, device="cuda"), dict(sums=OPAQUE | {"model.norm.weight": "00"}, device="cuda")], "hold different weights"),
+        (
+            [dict(sums=OPAQUE, device="cuda"), dict(sums=OPAQUE | {"model.norm.weight": "00"}, device="cuda")],
+            "hold different weights",
+        ),
     ],
 )
 def test_other_weights_are_an_error(published, engines, said):
@@ -72,16 +79,25 @@ def test_other_weights_are_an_error(published, engines, said):
 def test_an_engine_that_somebody_else_has_updated_meanwhile_is_noticed(published):
     engine = engine_with(published, SUMS)
     sync.unchanged([engine.url], "v1")
-    with pytest.raises(EngineError, match="'v1', which this run did not send .its last were 'v000002'.: another process"):
+    with pytest.raises(
+        EngineError, match="'v1', which this run did not send .its last were 'v000002'.: another process"
+    ):
         sync.unchanged([engine.url], "v000002")
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("checksum", True), ("agreement", "agreement"), ("version", None)])
 def test_the_screen_says_what_was_shown_of_each_engine(tmp_path, monkeypatch, kind, verdict):
     monkeypatch.setattr(report, "metric_lines", lambda run_dir: [])
-    monkeypatch.setattr(report, "ledgers", types.SimpleNamespace(ledgers=lambda d: {}, total=lambda d: 0, sentence=lambda *a: "", balanced=lambda d: True))
+    monkeypatch.setattr(
+        report,
+        "ledgers",
+        types.SimpleNamespace(ledgers=lambda d: {}, total=lambda d: 0, sentence=lambda *a: "", balanced=lambda d: True),
+    )
     out = io.StringIO()
-    summary = {"engines_verified": verdict, "verification": [{"engine": "http://e:1", "version": "v1", "kind": kind, "tensors": 2}]}
+    summary = {
+        "engines_verified": verdict,
+        "verification": [{"engine": "http://e:1", "version": "v1", "kind": kind, "tensors": 2}],
+    }
     report.show(Console(file=out, width=200), tmp_path, summary)
     assert sync.SHOWN[kind] in out.getvalue() and "http://e:1" in out.getvalue()
 
@@ -101,7 +117,10 @@ def test_slime_sync_is_refused_while_a_run_updates_the_endpoint(published, tmp_p
     assert not engine.posted
     held.close()
     engine.answers["/update_weights_from_disk"] = {"success": True}
-    assert command.run(words) == 0 and [p for p, _ in engine.posted] == ["/update_weights_from_disk", "/weights_checker"]
+    assert command.run(words) == 0 and [p for p, _ in engine.posted] == [
+        "/update_weights_from_disk",
+        "/weights_checker",
+    ]
     assert claim.holder_of(claim.beside(path)) is None
 
 

@@ -152,8 +152,8 @@ class _AnyPackage(types.ModuleType):
 def stand_in_for_transformer_engine() -> None:
     """megatron.bridge imports transformer_engine for its LoRA layers; those are the only users of this stand-in.
 
-    Megatron decides whether it has Transformer Engine when it is first imported, so that import comes first; a package that
-    does not load is hidden from it.
+    Megatron decides whether it has Transformer Engine when it is first imported, so that import comes first; a package
+    that does not load is hidden from it.
     """
     sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
     import megatron.core.models.gpt
