@@ -41,10 +41,14 @@ def needs_start(s: dict[str, Any], commits: Sequence[Commit]) -> bool:
     return not commits or kept
 
 
-def check_starts(stages: Sequence[StageOf]) -> None:
-    """Raises DataError for a checkpoint that training is to start from and that is not there, not whole or not safe."""
+def check_starts(stages: Sequence[StageOf], run_dir: pathlib.Path) -> None:
+    """Raises DataError for a checkpoint that training is to start from and that is not there, not whole or not safe, UsageError for a
+    ``--save`` that holds another run's."""
     for number, (_, options, folder) in enumerate(stages):
-        s, commits = options.slime, _commits(folder)
+        s = options.slime
+        with Journal(folder / JOURNAL) if (folder / JOURNAL).exists() else contextlib.nullcontext() as journal:
+            commits = journal.commits() if journal else []
+            saving.refuse_others(saving.root(s, folder, run_dir), journal)
         if number == 0 and needs_start(s, commits):
             _safe(start(s, lambda text: None))
         settings = Settings.from_options(s)
@@ -58,13 +62,6 @@ def _safe(checkpoint: str | pathlib.Path | None) -> None:
     """It may be a stranger's: loading it must run nothing."""
     if checkpoint:
         pickles.check(pathlib.Path(checkpoint))
-
-
-def _commits(folder: pathlib.Path) -> list[Commit]:
-    if not (folder / JOURNAL).exists():
-        return []
-    with Journal(folder / JOURNAL) as journal:
-        return journal.commits()
 
 
 def prepare(stages: Sequence[StageOf], run_dir: pathlib.Path, say: Say) -> None:

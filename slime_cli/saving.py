@@ -65,6 +65,16 @@ def check_folders(s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path
         disk.writable(exports(s), "--save-hf")
 
 
+def refuse_others(root: pathlib.Path, journal: Journal | None) -> None:
+    """Steps are counted from 1 in every stage, so that saving beside another run's checkpoints would replace them."""
+    own = journal is not None and (journal.commits() or journal.get("saving") is not None)
+    if not own and (found := [i for i in checkpoints.iterations(root) if i]):
+        raise UsageError(
+            f"--save {root} holds checkpoints of another run already, up to iteration {found[-1]}",
+            "give a new folder; --load can name that one",
+        )
+
+
 def exports(s: dict[str, Any]) -> pathlib.Path:
     """The folder that all of ``--save-hf`` is in: as far as it has no {rollout_id}."""
     parts = pathlib.Path(s["save_hf"]).parts
@@ -113,14 +123,6 @@ class Saver:
         self.root = root(slime, folder, run_dir)
         self._trained: list[Step] = []
         self._saving: Saving | None = None
-
-    def check(self) -> None:
-        """Steps are counted from 1 in every stage, so that saving beside another run's checkpoints would replace them."""
-        if not self.journal.commits() and self.journal.get("saving") is None and (found := [i for i in checkpoints.iterations(self.root) if i]):
-            raise UsageError(
-                f"--save {self.root} holds checkpoints of another run already, up to iteration {found[-1]}",
-                "give a new folder; --load can name that one",
-            )
 
     def trained(self, step: int, rollout_id: int, version: str, samples: Sequence[int]) -> None:
         """A step was taken; the next :meth:`save` has it."""

@@ -31,7 +31,7 @@ from slime_cli.rollout.generate import Generator
 from slime_cli.rollout.supervised import SupervisedRenderer
 from slime_cli.rollout.teacher import Teacher
 from slime_cli.run_dir import JOURNAL, METRICS, append_line
-from slime_cli.saving import KEEP_WEIGHTS, Saver
+from slime_cli.saving import KEEP_WEIGHTS, Saver, refuse_others
 from slime_cli.training import packing
 from slime_cli.training.advantages import execution_rewards, groups_without_spread
 from slime_cli.training.settings import Settings
@@ -76,7 +76,7 @@ class Stage:
             self.say(f"{self.name}: already finished at step {self.step}")
             self.version = version_name(self.step)
             return
-        self.saver.check()
+        refuse_others(self.saver.root, self.journal)
         if self.policy and self.s["use_opd"] and self.s["opd_type"] == "sglang":
             self.teacher = Teacher(self.s["opd_teacher_url"], self.s["opd_teacher_timeout"])
             self.conductor.wait(self.teacher.check(self.renderer.tokenizer, architecture.vocabulary(self.conductor.model)))

@@ -8,7 +8,7 @@ import pytest
 from slime_cli import manifests, resuming
 from slime_cli.buffer.batch import file_hash, rollout_folder
 from slime_cli.buffer.journal import Journal
-from slime_cli.errors import DataError
+from slime_cli.errors import DataError, UsageError
 from slime_cli.manifests import checkpoints
 from slime_cli.options.resolve import resolve
 from slime_cli.run_dir import append_line
@@ -198,9 +198,9 @@ def test_a_journal_without_lines_keeps_those_of_the_file(tmp_path):
     assert run.lines() == [run.line(r) for r in range(3)]
 
 
-def starts(folder, more: str, committed: bool = False):
+def starts(folder, more: str):
     options = resolve(f"{RL} {more}".split())
-    resuming.check_starts([("train", options, folder)])
+    resuming.check_starts([("train", options, folder)], folder)
     return resuming.start(options.slime, print)
 
 
@@ -229,11 +229,19 @@ def test_ckpt_step_is_that_of_load_and_of_nothing_else(tmp_path):
         starts(tmp_path, f"--load {tmp_path / 'none'} --ref-load {tmp_path / 'ref'} --ckpt-step 2")
 
 
+def test_another_run_s_save_is_refused_before_the_run_is_claimed(tmp_path):
+    run = Run(tmp_path / "a", f"--save {tmp_path / 'c'}")
+    make(tmp_path / "c", 3, weights=7)
+    resuming.check_starts([run.stage], run.run_dir)
+    with pytest.raises(UsageError, match="another run already, up to iteration 3"):
+        resuming.check_starts([("train", run.options, tmp_path / "b")], tmp_path / "b")
+
+
 def test_a_run_that_has_committed_does_not_ask_for_what_it_started_from(tmp_path):
     run = Run(tmp_path, f"--load {tmp_path / 'gone'}")
-    resuming.check_starts([run.stage])
+    resuming.check_starts([run.stage], tmp_path)
     with pytest.raises(DataError, match="no complete checkpoint there"):
-        resuming.check_starts([("train", run.options, tmp_path / "new")])
+        resuming.check_starts([("train", run.options, tmp_path / "new")], tmp_path / "new")
 
 
 @pytest.mark.parametrize("more", ["--use-opd --opd-teacher-load {}", "--load {0}/a --use-kl-loss --kl-loss-coef 0.1 --ref-load {0}"])

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from slime_cli import saving
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.types import PromptRow, Sample, Status
 from slime_cli.errors import UsageError
@@ -134,14 +135,17 @@ def test_the_newest_of_the_stage_stay_and_what_is_not_its_own(tmp_path, keep):
 
 
 def test_a_folder_with_checkpoints_of_another_run_is_refused_before_the_first_save_only(tmp_path):
+    root = tmp_path / "checkpoints"
     run = Run(tmp_path)
-    run.saver.check()
+    for journal in (run.journal, None):
+        saving.refuse_others(root, journal)
     run.rollout(0)
-    (tmp_path / "checkpoints" / "iter_0000001" / "checkpoint.json").touch()
-    run.saver.check()
-    other = Run(tmp_path / "other", f"--save {tmp_path / 'checkpoints'}")
-    with pytest.raises(UsageError, match="another run already, up to iteration 1"):
-        other.saver.check()
+    (root / "iter_0000001" / "checkpoint.json").touch()
+    saving.refuse_others(root, run.journal)
+    other = Run(tmp_path / "other", f"--save {root}")
+    for journal in (other.journal, None):
+        with pytest.raises(UsageError, match="another run already, up to iteration 1"):
+            saving.refuse_others(root, journal)
 
 
 def test_the_stages_of_a_run_share_save_without_meeting(tmp_path):

@@ -77,7 +77,7 @@ def _looks(
         yield lambda: _endpoint(stage)
         yield lambda: opened.append(_data(stage, planning))
         yield lambda: _functions(stage)
-    if any(stage.slime[name] for stage in each for name in ("load", "ref_load", "opd_teacher_load")):
+    if any(stage.slime[name] for stage in each for name in ("load", "ref_load", "opd_teacher_load", "save")):
         yield lambda: _starts(resolved, run_dir)
 
 
@@ -142,7 +142,7 @@ def _starts(resolved: Resolved, run_dir: pathlib.Path) -> None:
     from slime_cli import resuming
     from slime_cli import run_dir as folders
 
-    resuming.check_starts(folders.stages(resolved, run_dir))
+    resuming.check_starts(folders.stages(resolved, run_dir), run_dir)
 
 
 def _endpoint(stage: Resolved) -> None:

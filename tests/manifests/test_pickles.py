@@ -243,5 +243,5 @@ def test_training_refuses_it_before_anything_starts(option, stranger, tmp_path, 
     words = "--hf-checkpoint m --prompt-data p --rm-type math --num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2"
     options = resolve([*words.split(), *option.format(stranger, good=tmp_path / "good").split()])
     with pytest.raises(DataError, match="posix.system"):
-        resuming.check_starts([("train", options, tmp_path / "run")])
+        resuming.check_starts([("train", options, tmp_path / "run")], tmp_path / "run")
     assert not marker.exists()
