@@ -4,7 +4,6 @@ Words compare as words, decimals as decimals, tuples by their elements; math-ver
 (:mod:`.mathematics`) chooses the texts and bounds the time. docs/rewards.md names the conventions.
 """
 
-import decimal
 import functools
 import logging
 import re
@@ -14,7 +13,7 @@ from typing import Any
 
 from slime_cli.rollout.graders.limits import too_large
 from slime_cli.rollout.graders.notation import tidy
-from slime_cli.rollout.graders.parts import Part, inside, pieces, readings
+from slime_cli.rollout.graders.parts import Part, as_decimal, inside, pieces, readings
 
 logger = logging.getLogger(__name__)
 Lists = Callable[[list[Part], list[Part]], bool]
@@ -28,7 +27,6 @@ LETTERS = r"[^\W\d_]+"
 WORD = re.compile(r"(?<![\\\w^{])[^\W\d_]{3,}(?![^\W\d_])")
 OPTION = re.compile(r"\(?([A-H])[).] ((?:[\w$(-]|\\(?:frac|sqrt|pi)(?![a-z])).*)")
 ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z]+\}")
-DECIMAL = re.compile(r"[-+]? ?(?:\d+\.?\d*|\.\d+)")
 BASED = re.compile(r"([0-9A-Fa-f]+)_\{(\d{1,2})\}")
 
 
@@ -134,10 +132,6 @@ def depth_of(text: str) -> int:
         depth += (letter in "([{") - (letter in ")]}")
         deepest = max(deepest, depth)
     return deepest
-
-
-def as_decimal(body: str) -> decimal.Decimal | None:
-    return decimal.Decimal(body.replace(" ", "")) if DECIMAL.fullmatch(body) else None
 
 
 def in_base_ten(body: str) -> str:

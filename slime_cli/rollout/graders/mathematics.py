@@ -99,6 +99,7 @@ def answers_of(text: str) -> list[str]:
     boxed = last_boxed(text)
     if boxed is not None:
         return [boxed] if boxed.strip("$ ") else []
+    text = without_end_of_turn(text)
     if "####" in text:
         return [text.rpartition("####")[2].strip().partition("\n")[0]]
     stated = list(STATED.finditer(text))

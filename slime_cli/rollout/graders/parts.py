@@ -5,6 +5,7 @@ a pair in parentheses is one part. Nothing here is computed.
 """
 
 import dataclasses
+import decimal
 import re
 
 NEGATIONS = re.compile(r"\b(?:not|never|no|than|least|most|or|and|of|except|neither|nor|between|n't)\b", re.IGNORECASE)
@@ -23,6 +24,7 @@ RELATION = re.compile(r"(<|>|\\le(?![a-z])|\\ge(?![a-z]))")
 TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 ABOVE, CLOSED = {">", "\\ge"}, {"\\le", "\\ge"}
 APPROXIMATE = re.compile(r"\\(?:approx|simeq)(?![a-z])")
+DECIMAL = re.compile(r"[-+]? ?(?:\d+\.?\d*|\.\d+)")
 PERCENT = re.compile(r" ?(?:\\?%|(?<![A-Za-z])(?:percent|per cent|percentage|pct))$", re.IGNORECASE)
 MONEY_BEFORE = re.compile(r"([-+]?) ?([$€£¥₹]) ?(?=[\d.(\\])")
 MONEY_AFTER = re.compile(r"(?<=[\d}]) ?([$€£¥₹])$")
@@ -137,6 +139,10 @@ def without_lead(text: str) -> str:
     return text if found is None or NEGATIONS.search(found[0]) else text[found.end() :].strip()
 
 
+def as_decimal(body: str) -> decimal.Decimal | None:
+    return decimal.Decimal(body.replace(" ", "")) if DECIMAL.fullmatch(body) else None
+
+
 def is_name(text: str) -> bool:
     bare = NAME_EXTRAS.sub(r"\1", text)
     return len(text) < 60 and re.fullmatch(rf"[A-Za-z]+|\\(?:{GREEK})|", bare) is not None and bool(text)
@@ -156,7 +162,8 @@ def named(piece: str) -> tuple[str, str]:
         if body and is_name(name.strip()):
             return name.strip(), body.strip()
         return interval(piece)
-    if not sides[-1] or top(RELATION, piece):
+    numbers = {as_decimal(side) for side in sides} - {None}
+    if not sides[-1] or top(RELATION, piece) or len(numbers) > 1:  # 6 = 5 stands for nothing
         return "", piece
     if is_name(sides[0]):
         return sides[0], sides[-1]
