@@ -13,7 +13,7 @@ import types
 from rich.markup import escape
 
 from slime_cli import manifests, publishing, resuming
-from slime_cli.buffer.batch import TrainBatch, read_again, rollout_folder, unlike_the_others, write
+from slime_cli.buffer.batch import TrainBatch, columns, read_again, rollout_folder, unlike_the_others, write
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources import open_source
@@ -222,7 +222,7 @@ class Stage:
             samples, dropped = self._batch(rollout_id)
             self.saver.commit(wait=False)
             with self.span("train"):
-                batch = TrainBatch.from_samples(samples, self.s["reward_key"])
+                batch = columns(samples, self.s["reward_key"], rollout_folder(self.folder, rollout_id))
                 steps = self._steps(batch, rollout_id)
                 found = self._train(batch, rollout_id)
             self._check_engines(rollout_id, found)
@@ -299,7 +299,7 @@ class Stage:
         replay = self.buffer.recovery.replay.get(rollout_id)
         folder = rollout_folder(self.folder, rollout_id)
         if replay:
-            return read_again(folder, replay, self.boundary.rows, self.s["reward_key"]), collections.Counter()
+            return read_again(folder, replay, self.boundary.rows), collections.Counter()
         before = self.buffer.cursor
         with self.span("generate"):
             groups, dropped = self._generate(rollout_id) if self.policy else self._supervised(rollout_id)
@@ -435,7 +435,7 @@ class Stage:
         for r in results:
             lost = collections.Counter(r["failures"])
             failed = f"; {lost.total()} of {r['executions']} answers failed and count 0: {self.failures.told(lost)}" if lost else ""
-            left = f"; {r['too_long']} prompts are too long" if r["too_long"] else ""
+            left = f"; {r['left_out']} rows are left out" if r["left_out"] else ""
             found = f"reward {r['reward_mean']:.3f} over {r['prompts']} prompts"
             self.say(escape(f"{self.name}: {r['dataset']} at step {self.step}: {found}{left}{failed}"))
 

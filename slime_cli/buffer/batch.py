@@ -4,6 +4,7 @@ Written once by the conductor (``rollouts/NNNNNN/samples.parquet``), read by tra
 again, and by anything that reads Parquet. Order of samples is the order of training.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -11,7 +12,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -189,20 +190,31 @@ def write(
     return batched
 
 
-def read_again(folder: pathlib.Path, indices: Iterable[int], rows: int | None, reward_key: str | None) -> list[Sample]:
+def read_again(folder: pathlib.Path, indices: Iterable[int], rows: int | None) -> list[Sample]:
     """What an earlier attempt wrote of the executions ``indices``. DataError, with the way out, when it can't be trained."""
-    path, kept = folder / SAMPLES, set(indices)
-    try:
-        samples = [sample for sample in read_parquet(path) if sample.index in kept]
+    kept = set(indices)
+    with _named(folder):
+        samples = [sample for sample in read_parquet(folder / SAMPLES) if sample.index in kept]
         if missing := kept - {sample.index for sample in samples}:
             raise ValueError(f"sample {min(missing)} is not in it")
         for sample in samples:
             sample.check(rows)
-        TrainBatch.from_samples(samples, reward_key)
+    return samples
+
+
+def columns(samples: list[Sample], reward_key: str | None, folder: pathlib.Path) -> TrainBatch:
+    """The samples of a rollout that is on disk, for the trainer. DataError, with the way out, when they don't make a batch."""
+    with _named(folder):
+        return TrainBatch.from_samples(samples, reward_key)
+
+
+@contextlib.contextmanager
+def _named(folder: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, TypeError, KeyError, OSError) as error:  # pyarrow's errors are among them
         fix = f"the same command with --drop-rollouts {int(folder.name)} drops this batch and makes another; the ledger keeps count"
-        raise DataError(f"{path} can't be trained: {error}", fix) from None
-    return samples
+        raise DataError(f"{folder / SAMPLES} can't be trained: {error}", fix) from None
 
 
 def file_hash(path: str | os.PathLike) -> str:

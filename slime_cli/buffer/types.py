@@ -149,12 +149,14 @@ class Sample:
         for name in ("rollout_log_probs", "teacher_log_probs"):
             if getattr(self, name) is not None:
                 self._check_log_probs(name)
-        if not isinstance(self.response, str):
-            raise ValueError(f"sample {self.index}: response is {type(self.response).__name__}, not text")
+        for name in ("response", "label"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (name, value) != ("label", None):
+                raise ValueError(f"sample {self.index}: {name} is {type(value).__name__}, not text")
         try:
-            json.dumps(self.metadata)
+            json.dumps([self.metadata, self.prompt])
         except (TypeError, ValueError) as error:
-            raise ValueError(f"sample {self.index}: metadata can't be stored: {error}") from None
+            raise ValueError(f"sample {self.index}: metadata or prompt can't be stored: {error}") from None
 
         offsets, ids = self.rollout_top_p_token_offsets, self.rollout_top_p_token_ids
         if (offsets is None) != (ids is None):

@@ -78,6 +78,8 @@ class Boundary:
             sample.check(self.rows)
         except (ValueError, TypeError) as error:
             return str(error)
+        if trained and sample.response_length == len(sample.tokens) > 0:
+            return f"sample {sample.index} has no prompt token: nothing predicts its first response token"
         missing = [name for name in self.columns if trained and getattr(sample, name) is None]
         return f"sample {sample.index} has no {missing[0]}, which the options need" if missing else None
 

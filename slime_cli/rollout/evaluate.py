@@ -48,8 +48,8 @@ async def evaluate(name: str, source, generator: Generator, render: Callable, pr
     rows = await side_by_side(one(i) for i in range(len(source)))
     rewards_PN = [values for values, _ in rows if values]
     if not rewards_PN:
-        long = f"evaluation {name}: every one of its {len(source)} prompts is longer than --rollout-max-prompt-len"
-        raise DataError(long, "raise it, or choose other data")
+        fix = "--rollout-max-prompt-len leaves out longer prompts; what --on-bad-row skip leaves out is named above"
+        raise DataError(f"evaluation {name}: none of its {len(source)} rows can be used", fix)
     samples = [sample for _, made in rows for sample in made]
     if not samples:
         streak.end()
@@ -58,7 +58,7 @@ async def evaluate(name: str, source, generator: Generator, render: Callable, pr
         "dataset": name, "prompts": len(rewards_PN), "samples": len(samples), "executions": sum(map(len, rewards_PN)),
         "reward_mean": mean, "reward_standard_error": error,
         "truncated_ratio": sum(s.status is Status.TRUNCATED for s in samples) / len(samples),
-        "failures": dict(failures), "too_long": len(rows) - len(rewards_PN),
+        "failures": dict(failures), "left_out": len(rows) - len(rewards_PN),
     }  # fmt: skip
 
 

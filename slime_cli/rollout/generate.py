@@ -159,7 +159,7 @@ class Generator:
                 return Failure(f"generation_{sample.status.value}", f"{maker}: sample {sample.index} ended so")
             if fault := self.boundary.fault(sample, training):
                 return Failure("generation_invalid", f"{maker}: {fault}")
-        if not any(sample.response_length for sample in siblings):
+        if not any(sample.response_length or sample.response and not training for sample in siblings):
             return Failure("generation_no_tokens", f"{maker}: sample {siblings[0].index} has no response token")
         return None
 

@@ -104,8 +104,10 @@ def _plain_fields(sample: Sample) -> dict[str, Any]:
     """The fields that functions like to fill with arrays, tensors or numbers of their kinds, and the status as one of ours."""
     lists = {name: getattr(sample, name) for name in ("tokens", *PER_TOKEN, "rollout_top_p_token_ids", "rollout_top_p_token_offsets")}
     out = {name: None if values is None else [_number(v) for v in _list(values)] for name, values in lists.items()}
+    if out["loss_mask"] is not None:
+        out["loss_mask"] = [int(value) if value in (0, 1) else value for value in out["loss_mask"]]
     versions = [str(version) for version in sample.weight_versions]
-    return out | {"status": Status(sample.status), "weight_versions": versions, "response_length": _number(sample.response_length)}
+    return out | {"remove_sample": bool(sample.remove_sample), "status": Status(sample.status), "weight_versions": versions, "response_length": _number(sample.response_length)}
 
 
 def _list(values: Any) -> Any:

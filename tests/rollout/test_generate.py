@@ -222,7 +222,10 @@ UNFIT = {
     "rollout_log_probs holds 0.9": dict(rollout_log_probs=[0.9]),
     "loss_mask holds 2, not only": dict(loss_mask=[2]),
     "'finished' is not a valid Status": dict(status="finished"),
-    "metadata can't be stored": dict(metadata={"client": object()}),
+    "metadata or prompt can't be stored": dict(metadata={"client": object()}),
+    "label is int, not text": dict(label=3),
+    "has no prompt token": dict(tokens=[5]),
+    "'NoneType' object is not iterable": dict(weight_versions=None),
     "response is NoneType": dict(response=None),
     "tokens is NoneType, not a list": dict(tokens=None),
 }
@@ -334,6 +337,20 @@ async def evaluated(path, script, n=2, failures=None, **case):
 async def test_an_evaluation_in_which_everything_fails_has_no_result(path, case):
     with pytest.raises(DataError, match="not one of 2 prompts of evaluation set in a row was of use; lost by reason: .* 4"):
         await evaluated(path, case.pop("script", ["fine"]), **case)
+
+
+async def test_an_evaluation_judges_an_answer_that_is_text_alone(path):
+    found = await evaluated(path, ["change"], change={"tokens": [], "response_length": 0, "response": "1"})
+    assert found["failures"] == {} and found["reward_mean"] == 0.5
+    with pytest.raises(DataError, match="generation_no_tokens 4"):
+        await evaluated(path, ["change"], change={"tokens": [], "response_length": 0, "response": ""})
+
+
+async def test_an_evaluation_of_which_no_row_can_be_used_says_so(path):
+    args = options(path, ["fine"], generate="scripted", seen=[], n_samples_per_eval_prompt=1)
+    async with RewardPool(1, 10) as rewards:
+        with pytest.raises(DataError, match="evaluation set: none of its 2 rows can be used"):
+            await evaluate("set", Source(), Generator(args, CLIENT, rewards), lambda row: None, lambda count: None)
 
 
 async def test_an_evaluation_counts_what_failed_by_reason(path):

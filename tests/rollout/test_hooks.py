@@ -141,10 +141,10 @@ def test_what_a_generate_function_may_not_return_is_named(result, said):
 
 
 def test_arrays_flags_and_names_become_plain_values():
-    odd = Sample(0, 0, tokens=np.array([1, 2, 3]), response_length=np.int64(2), loss_mask=[True, np.int32(0)], status="truncated",
+    odd = Sample(0, 0, tokens=np.array([1, 2, 3]), response_length=np.int64(2), loss_mask=[True, np.float32(0)], remove_sample=1, status="truncated",
                  rollout_log_probs=[np.float32(-1), torch.tensor(-2.0)], weight_versions=[3])  # fmt: skip
     (made,) = siblings("f", Sample(7, 0), odd)
-    want = Sample(7, 0, tokens=[1, 2, 3], response_length=2, loss_mask=[1, 0], status=Status.TRUNCATED, rollout_log_probs=[-1.0, -2.0],
+    want = Sample(7, 0, tokens=[1, 2, 3], response_length=2, loss_mask=[1, 0], remove_sample=True, status=Status.TRUNCATED, rollout_log_probs=[-1.0, -2.0],
                   weight_versions=["3"])  # fmt: skip
     assert made == want and made.status is Status.TRUNCATED
     assert {*map(type, [*made.tokens, *made.loss_mask, made.response_length])} == {int}
