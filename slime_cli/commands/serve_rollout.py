@@ -82,7 +82,7 @@ def _check_model(resolved: Resolved, model: str, say: Callable[[str], None]) -> 
     needed = [checkpoint.CONFIG]
     if resolved.sglang.get("load_format", "auto") in ("auto", "safetensors"):
         needed.append(checkpoint.WEIGHTS)
-    if not resolved.sglang.get("skip_tokenizer_init"):
+    if not (resolved.sglang.get("skip_tokenizer_init") or resolved.sglang.get("tokenizer_path")):
         needed.append(checkpoint.TOKENIZER)
     checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,))
 
