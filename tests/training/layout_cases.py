@@ -14,6 +14,7 @@ from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_regi
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+import rounding
 from layout_launch import OVER_FOUR
 from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
@@ -210,6 +211,7 @@ def first_step(folder: pathlib.Path, case: str) -> dict[str, float]:
 def argv(device, hf: pathlib.Path, flags: list[str]) -> list[str]:
     model = architecture.argv(architecture.megatron_args(architecture.read_config(str(hf))))
     own = ["--global-batch-size", str(SAMPLES), "--lr", "1e-3", "--min-lr", "1e-3", "--clip-grad", "1.0", "--weight-decay", "0.1"]
+    own += ["--adam-eps", str(rounding.ADAM_EPSILON)]
     return megatron.always(device, transformer_engine=False) + model + own + flags
 
 
@@ -238,16 +240,27 @@ class Session:
         return Bridge(str(self.folder / name), torch.float32)
 
 
-def steps(session: Session) -> dict[str, list]:
-    """Two rollouts of every case; their metrics on the rank that reports."""
+def steps(session: Session, only: tuple[str, ...] = ()) -> dict[str, list]:
+    """Two rollouts of every case, or of some; their metrics on the rank that reports."""
     out = {}
     cases = CASES | MORE if session.layout in ("single", "dp2") else CASES
     if session.world_size == 4:
-        cases = {case: cases[case] for case in OVER_FOUR}
-    for case, (name, settings, flags, which) in cases.items():
+        only = OVER_FOUR
+    for case in only or cases:
+        name, settings, flags, which = cases[case]
         trainer = session.trainer(name, settings, flags)
         out[case] = [trainer.train(batch_of(which)) for _ in range(2)]
     return out
+
+
+def rounded(session: Session) -> list[dict]:
+    """Metrics of four rollouts, as :func:`save` takes them, from weights that were each moved by at most one rounding."""
+    trainer, generator = session.trainer("tied", CHECKPOINTED, []), torch.Generator().manual_seed(0)
+    for _, tensor in trainer.policy.parameters():
+        tensor.mul_(1 + rounding.EPSILON["float32"] * (2 * torch.rand(tensor.shape, generator=generator) - 1))
+    trainer.policy.optimizer.reload_model_params()
+    trainer.begin()
+    return [trainer.train(global_batch()) for _ in range(4)]
 
 
 def bridges(session: Session) -> dict[str, dict]:

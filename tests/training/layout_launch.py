@@ -31,7 +31,16 @@ POLICY = {
 }  # fmt: skip
 """Layout -> functions of ``policy_cases.py`` that it runs."""
 SAVING = ("single", "dp2_distributed")
-JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING), "single:reshard")
+OTHER = "single:other"
+"""One process again, some cases, in :data:`OTHER_PROCESSOR`."""
+OTHER_PROCESSOR = {
+    "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}  # fmt: skip
+"""What makes torch, oneDNN and MKL compute as on the oldest processor that they run on, in another number of threads (which do
+not take cores from the tests beside them while they wait)."""
+IN_OTHER = ("grpo", "grpo_per_token", "grpo_packed_small", "sft", "gspo", "ppo")
+JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING), "single:reshard", OTHER)
 
 
 def doing(function: str) -> list[str]:

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -28,9 +29,9 @@ import checkpoint_cases  # noqa: E402
 import layout_cases  # noqa: E402
 import moe_cases  # noqa: E402
 import policy_cases  # noqa: E402
-from layout_launch import POLICY  # noqa: E402
+from layout_launch import IN_OTHER, OTHER, OTHER_PROCESSOR, POLICY  # noqa: E402
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 transformers.logging.set_verbosity_error()
 
 EXPERTS = ["--expert-model-parallel-size", "2", "--expert-tensor-parallel-size", "1"]
@@ -64,6 +65,12 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
     some = folder / ("moe" if "ep2" in layout else "tied")
     megatron.initialise(megatron.parse(layout_cases.argv(DEVICE, some, flags), rank, world_size), DEVICE)
     session = layout_cases.Session(folder, layout, flags, rank, world_size, DEVICE)
+    if job == OTHER:
+        return {
+            "attention": attention_cases.every_pack(), "log_probs": attention_cases.log_probs(), "bridge": layout_cases.bridges(session),
+            "steps": layout_cases.steps(session, IN_OTHER), "threads": torch.get_num_threads(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        }  # fmt: skip
     if job.endswith(":resume"):
         return {"resume": layout_cases.resume(session)}
     if "ep2" in layout:
@@ -77,6 +84,7 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
         "steps": layout_cases.steps(session) | moe_cases.steps(session),
         "replay": moe_cases.replay(session) if layout == "single" else {},
         "balance": moe_cases.balance(session),
+        "rounded": layout_cases.rounded(session) if layout == "single" else [],
         "saved": layout_cases.save(session) if layout in checkpoint_cases.RESHARDED else {},
         "checkpoints": checkpoint_cases.everything(session),
         # Last: it ends in a gradient that is not finite, which one rank alone may see while others wait for it.
@@ -103,6 +111,9 @@ def child(folder: pathlib.Path, job: str, rank: int) -> None:
 
 
 def run(folder: pathlib.Path, job: str) -> None:
+    if job == OTHER and not OTHER_PROCESSOR.items() <= os.environ.items():  # libraries read it when they are loaded
+        subprocess.run([sys.executable, __file__, str(folder), job], env=os.environ | OTHER_PROCESSOR, check=False)
+        return
     world_size = 1 if job == "make" else LAYOUTS[job.split(":")[0]][0]
     port, began, children = free_port(), time.time(), {}
     for rank in range(world_size):

@@ -27,7 +27,7 @@ def test_weights_come_back_exactly(layout, checkpoint):
 
 
 @pytest.mark.parametrize("checkpoint", ["tied", "untied"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, layout_launch.OTHER])
 def test_logits_of_packs_are_those_of_transformers(layout, checkpoint):
     gaps = [rank["bridge"][checkpoint]["logits"] for rank in layout_launch.ranks(layout)]
     gaps = [gap for gap in gaps if gap is not None]
