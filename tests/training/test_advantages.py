@@ -41,6 +41,12 @@ def test_a_known_group():
     np.testing.assert_array_equal(got, [0.5, -0.5, -0.5, 0.5])
 
 
+def test_one_answer_apart_in_the_float32_of_a_reward_model():
+    """Noise of rounding among the other seven is neither a spread of its own nor a large advantage."""
+    got = grpo(np.array([0.35] * 7 + [0.95], np.float32), np.zeros(8, int))
+    np.testing.assert_allclose(got, [-math.sqrt(1 / 8)] * 7 + [7 * math.sqrt(1 / 8)], rtol=1e-5)
+
+
 @pytest.mark.parametrize("divide_by_std", [True, False])
 def test_single_samples_teach_nothing(divide_by_std):
     np.testing.assert_array_equal(grpo(np.array([3.0, -7.0, 0.5]), np.array([4, 1, 9]), divide_by_std=divide_by_std), 0)
