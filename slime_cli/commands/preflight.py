@@ -42,7 +42,7 @@ def check(resolved: Resolved, run_dir: pathlib.Path, say: Say, planning: bool = 
         except SlimeError as error:
             refused.setdefault(error.message, error)
     if refused:
-        raise together(list(refused.values()), "cannot be used")
+        raise together(list(refused.values()), "things that the run needs cannot be used")
     return opened
 
 

@@ -107,8 +107,8 @@ def _dry_run(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], ver
         if name:
             console.rule(f"stage {name}")
         console.print(render.render(stage, checks.layout(stage), memory.estimate(stage, derived), verbose))
-    made = dict.fromkeys(uri for stage in preflight.stages(resolved) for uri in preflight.made(stage))
-    left = ["how rows render", *(f"prompts of {uri}, which are made" for uri in made)]
+    uris = [uri.partition("?")[0] for stage in preflight.stages(resolved) for uri in preflight.made(stage)]
+    left = ["how rows render", *(f"the prompts of {name}" for name in dict.fromkeys(uris))]
     console.print(f"Left to the run, before it starts anything: {', '.join(left)}", style="dim", markup=False)
     preflight.check(resolved, run_dir, warn, planning=True)
     return 0

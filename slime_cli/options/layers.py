@@ -89,7 +89,7 @@ def from_argv(argv: list[str], command: str) -> tuple[Layer, list[str]]:
             overridden[key] = f"{flag} is given more than once: the last one holds, {now}; before it was {before}"
         layer[key] = value
     if refused:
-        raise together(refused, "cannot be used")
+        raise together(refused, "options cannot be used")
     return layer, list(overridden.values())
 
 

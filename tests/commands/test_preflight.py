@@ -84,7 +84,7 @@ def test_the_dry_run_refuses_what_the_run_refuses(words, more, kind, said, tmp_p
 def test_all_that_is_refused_is_said_at_once_after_the_tables(words, capsys):
     more = "--prompt-data nowhere.jsonl --rm-type exat --ref-load nothing --num-layers 5 --dry-run"
     kind, said = refused([*words, *more.split()])
-    assert said.startswith("4 options cannot be used:") and kind is UsageError
+    assert said.startswith("4 things that the run needs cannot be used:") and kind is UsageError
     for part in ("--num-layers makes", "nothing: no complete", "nowhere.jsonl", "'exat'"):
         assert part in said
     assert "trainer ranks" in capsys.readouterr().out
@@ -105,7 +105,7 @@ def test_what_only_this_machine_cannot_do_is_a_warning_of_the_dry_run(words, cap
 def test_prompts_that_are_made_are_left_to_the_run(words, capsys):
     assert train.run([*words, "--prompt-data", "reasoning-gym:nothing", "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "Left to the run, before it starts anything: how rows render, prompts of reasoning-gym:nothing" in said
+    assert "Left to the run, before it starts anything: how rows render, the prompts of reasoning-gym:nothing" in said
 
 
 def test_a_run_directory_with_other_options_is_refused_at_once(words, tmp_path):
