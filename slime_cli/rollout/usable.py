@@ -13,9 +13,9 @@ from collections.abc import Callable
 from slime_cli.buffer.types import PromptRow, RowError
 from slime_cli.errors import DataError
 
-ROWS = 5000
+ROWS = 1000
 AT_LEAST = 100
-SECONDS = 5.0
+SECONDS = 3.0
 
 
 @dataclasses.dataclass
