@@ -36,7 +36,7 @@ class EngineError(SlimeError):
 
 
 def together(errors: Sequence[SlimeError], what: str) -> SlimeError:
-    """The only one of ``errors``, or one of the first's kind that lists all, each fix once; ``what``: "options are ..."."""
+    """The only one of ``errors``, or one of the first's kind that lists all, each fix once; ``what``: "options are"."""
     if len(errors) == 1:
         return errors[0]
     lines, fixes = [], [error.fix for error in errors]

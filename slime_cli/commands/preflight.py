@@ -74,7 +74,8 @@ def _looks(
         if found:
             yield lambda: _fits(stage, found)
             yield lambda: _machine(stage, found, say if planning else None)
-        yield lambda: _endpoint(stage)
+        if not (run_dir / "summary.json").exists():  # a finished run shows its result, whoever served it is gone
+            yield lambda: _endpoint(stage)
         yield lambda: opened.append(_data(stage, planning))
         yield lambda: _functions(stage)
     if any(stage.slime[name] for stage in each for name in ("load", "ref_load", "opd_teacher_load", "save")):

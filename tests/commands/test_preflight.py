@@ -125,6 +125,9 @@ def test_an_endpoint_that_does_not_answer_is_refused(words, tmp_path):
     for more in (["--dry-run"], []):
         kind, said = refused([*words, "--rollout-endpoint", "endpoint.json", *more])
         assert kind is EngineError and "does not answer" in said
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "summary.json").write_text("{}")  # finished: its result is shown without the endpoint
+    assert train.run([*words, "--rollout-endpoint", "endpoint.json", "--dry-run"]) == 0
 
 
 def test_every_stage_is_looked_at(words, tmp_path):
