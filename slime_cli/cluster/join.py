@@ -41,7 +41,8 @@ def start(folder: pathlib.Path, cores: int) -> Any:
     )
     if joined:
         _require_listener(joined)
-        use_token(os.environ, pathlib.Path.home())
+        if asks_for_token(joined):
+            use_token(os.environ, pathlib.Path.home())
         names = (*_WORKERS, "PYTHONWARNINGS", "PYTHONPATH")
         settings |= {"address": "auto", "runtime_env": {"env_vars": {name: os.environ[name] for name in names}}}
     else:
@@ -88,6 +89,23 @@ def _quiet(log: pathlib.Path) -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
+
+
+def asks_for_token(joined: str) -> bool:
+    """Whether the cluster refuses calls without one. A token that it does not ask for keeps its calls to us from arriving.
+
+    True where that cannot be asked: an address without a port, or with a protocol.
+    """
+    if "/" in joined or not joined.rpartition(":")[2].isdecimal():
+        return True
+    import grpc
+
+    with grpc.insecure_channel(joined, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")(b"", timeout=10)
+        except grpc.RpcError as error:
+            return error.code() == grpc.StatusCode.UNAUTHENTICATED
+    return False
 
 
 def use_token(environment: Any, home: pathlib.Path) -> None:

@@ -1,10 +1,12 @@
 """Starting or joining Ray, over a scripted ``ray.init``: where workers start, the token, and every failure in words."""
 
+import concurrent.futures
 import os
 import socket
 import sys
 import types
 
+import grpc
 import pytest
 
 from slime_cli.cluster import join
@@ -17,7 +19,7 @@ def ray(monkeypatch, tmp_path):
     for name in [n for n in os.environ if n.startswith("RAY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(os, "environ", dict(os.environ, HOME=str(tmp_path / "home")))
-    fake = types.SimpleNamespace(calls=[], error=None)
+    fake = types.SimpleNamespace(calls=[], error=None, asks=True)
 
     def init(**settings):
         fake.calls.append((settings, os.getcwd()))
@@ -25,6 +27,7 @@ def ray(monkeypatch, tmp_path):
             raise fake.error
 
     fake.init = init
+    monkeypatch.setattr(join, "asks_for_token", lambda joined: fake.asks)
     monkeypatch.setitem(sys.modules, "ray", fake)
     return fake
 
@@ -94,6 +97,35 @@ def test_without_a_token_or_with_a_mode_of_the_user_s_own_nothing_is_changed(tmp
     environment = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "x"}
     join.use_token(environment, tmp_path)
     assert environment["RAY_AUTH_MODE"] == "disabled"
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_token_is_offered_to_a_cluster_that_asks_for_one_alone(ray, tmp_path, head, asks):
+    os.environ |= {"RAY_ADDRESS": head, "RAY_AUTH_TOKEN": "x"}
+    ray.asks = asks
+    join.start(tmp_path / "logs", 1)
+    assert os.environ.get("RAY_AUTH_MODE") == ("token" if asks else None)
+
+
+@pytest.mark.parametrize(("code", "asks"), [("UNAUTHENTICATED", True), ("OK", False), ("UNAVAILABLE", False)])
+def test_the_cluster_itself_says_whether_it_asks(monkeypatch, code, asks):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # must not be used
+
+    def answer(request, context):
+        if code != "OK":
+            context.abort(getattr(grpc.StatusCode, code), "no")
+        return b""
+
+    method = {"GetClusterId": grpc.unary_unary_rpc_method_handler(answer)}
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("ray.rpc.NodeInfoGcsService", method)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        assert join.asks_for_token(f"127.0.0.1:{port}") is asks
+    finally:
+        server.stop(None)
+    assert join.asks_for_token("auto") and join.asks_for_token("ray://127.0.0.1:1")
 
 
 def chained(cause, error):
