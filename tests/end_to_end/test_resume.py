@@ -3,12 +3,14 @@ also when the newest checkpoint was damaged meanwhile."""
 
 import json
 import os
+import pathlib
 import random
 import signal
 import time
 
 import pytest
 
+from slime_cli.buffer.journal import Journal
 from slime_cli.tracing.ledger import balanced, ledgers
 from tests.end_to_end.conftest import SMALL, slime, start
 
@@ -42,7 +44,8 @@ def test_killed_at_several_points_a_run_trains_every_sample_once(served, tmp_pat
         assert all(part.trained_twice == 0 for part in ledgers(run).values())
         for tracker in run.glob("*/checkpoints/latest_checkpointed_iteration.txt"):
             tracker.write_text("")  # Megatron would end the process: the journal knows the commit
-    newest = sorted((run / "grpo" / "checkpoints").glob("iter_*/checkpoint.json"))[-1].parent
+    with Journal.open_readonly(run / "grpo" / "journal.sqlite") as journal:
+        newest = pathlib.Path(journal.commits()[-1].checkpoint)
     os.truncate(next(newest.glob("*.distcp")), 100)
     done = slime(*words)
     assert done.returncode == 3 and str(newest) in done.stderr and "--on-damaged-checkpoint rollback" in done.stderr
