@@ -344,12 +344,12 @@ class Trainer:
             returns_R = np.asarray(data.get("returns", advantages_R), np.float64)
         except (TypeError, ValueError) as error:
             raise UsageError(f"--custom-advantage-function-path left no column of numbers: {error}", "set one number a response token") from None
-        if advantages_R.shape != shape.mask_R.shape:
-            raise UsageError(
-                f"--custom-advantage-function-path left 'advantages' of shape {advantages_R.shape}; one value for each of the "
-                f"{len(shape.mask_R)} response tokens is needed"
-            )
         for name, values_R in (("advantages", advantages_R), ("returns", returns_R)):
+            if values_R.shape != shape.mask_R.shape:
+                raise UsageError(
+                    f"--custom-advantage-function-path left {name!r} of shape {values_R.shape}; one value for each of the "
+                    f"{len(shape.mask_R)} response tokens is needed"
+                )
             if not np.isfinite(shape.masked(values_R)).all():
                 raise UsageError(f"--custom-advantage-function-path left {name!r} that are not finite at trained tokens")
         return shape.masked(advantages_R), shape.masked(returns_R)

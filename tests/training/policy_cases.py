@@ -114,6 +114,15 @@ def hooked(session: Session) -> dict:
     out["loss"] = max(float((a - b).abs().max()) for a, b in zip(weights(sft).values(), weights(custom).values()))
     out["reported"] = None if metrics is None else metrics["answer"]
     flat = session.trainer("untied", GRPO, [], hooks={"loss": constant})
+    out["refused"] = []
+    for name, wrong in (("advantages", lambda x: x[1:]), ("returns", lambda x: x[1:]), ("returns", lambda x: x * math.nan)):
+
+        def spoilt(args, rollout_data, name=name, wrong=wrong):
+            advantage(args, rollout_data)
+            rollout_data[name] = wrong(rollout_data["advantages"])
+
+        trainer = session.trainer("untied", GRPO, [], hooks={"advantage": spoilt})
+        out["refused"].append(said(UsageError, lambda trainer=trainer: trainer.train(global_batch())))
     return out | {"constant": said(RuntimeError, lambda: flat.train(global_batch()))}
 
 

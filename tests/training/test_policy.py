@@ -41,6 +41,8 @@ def test_hooks_in_the_place_of_slimes_own_parts(layout):
     for got in found(layout, "hooked"):
         assert got["advantage"] == 0 and got["loss"] < 1e-6 and got["reported"] in (42, None)
         assert "does not depend on the network" in got["constant"]
+        wanted = ("'advantages' of shape", "'returns' of shape", "'returns' that are not finite")
+        assert all(words in said for words, said in zip(wanted, got["refused"], strict=True))
 
 
 @pytest.mark.parametrize("layout", layout_launch.doing("taught"))
