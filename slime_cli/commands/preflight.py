@@ -1,9 +1,11 @@
 """What ``slime train`` looks at before it starts anything: model, checkpoints, endpoint, data, users' functions.
 
-``--dry-run`` calls the same :func:`check`, so it refuses what the run would refuse. Torch-free, but for what a user's
-own module imports.
+``--dry-run`` calls the same :func:`check`, so it refuses what the run would refuse. What is merely not on this machine (a
+folder, a file, a module) it warns of: a launch script is often looked at far from the machine that it is for. Torch-free,
+but for what a user's own module imports.
 """
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -11,12 +13,14 @@ from typing import Any
 
 from slime_cli.errors import SlimeError, UsageError, together
 from slime_cli.hardware import device as hardware
-from slime_cli.options import roles
+from slime_cli.options import own, roles
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import Resolved
 from slime_cli.weights import architecture, tiny
 
 Say = Callable[[str], None]
+Named = list[tuple[str, str]]
+"""Options with what they name."""
 HOOKS = {
     "custom_generate_function_path": "generate",
     "dynamic_sampling_filter_path": "dynamic_filter",
@@ -26,17 +30,24 @@ HOOKS = {
     "custom_pg_loss_reducer_function_path": "pg_loss_reducer",
 }
 """Option -> kind of function; the reward's depends on ``--group-rm``."""
+PATHS = ("hf_checkpoint", "load", "ref_load", "opd_teacher_load", "opd_teacher_url", "rollout_endpoint", "megatron_config_path")
+"""Options that name a file or a folder; sources of prompts besides."""
+SOURCES = ("prompt_data", "eval_prompt_data")
 
 
 def check(resolved: Resolved, run_dir: pathlib.Path, say: Say, planning: bool = False) -> list[Any]:
     """The opened sources of each stage. Raises one error with everything that is refused, of the first one's kind.
 
-    ``planning``: what only this machine cannot do is told to ``say``, for the run may be meant for another.
+    ``planning``: what only this machine lacks or cannot do is told to ``say``, for the run may be meant for another.
     """
     _run_dir(resolved, run_dir)
     refused: dict[str, SlimeError] = {}
     opened: list[Any] = []
-    for look in _looks(resolved, run_dir, say, planning, opened):
+    lacking = [_lacking(stage) if planning else [] for stage in stages(resolved)]
+    for dest, value in dict.fromkeys(pair for pairs in lacking for pair in pairs):
+        if dest != "load" or not resolved.slime["ref_load"]:  # beside that one, it may be a folder that is yet to be made
+            say(f"not on this machine: {own.flag(dest)} {value}")
+    for look in _looks(resolved, run_dir, say, planning, opened, lacking):
         try:
             look()
         except SlimeError as error:
@@ -65,21 +76,49 @@ def stages(resolved: Resolved) -> list[Resolved]:
 
 
 def _looks(
-    resolved: Resolved, run_dir: pathlib.Path, say: Say, planning: bool, opened: list[Any]
+    resolved: Resolved, run_dir: pathlib.Path, say: Say, planning: bool, opened: list[Any], lacking: list[Named]
 ) -> Iterator[Callable[[], None]]:
+    """``lacking``: for each stage what is not looked at, since it is not here."""
     found: dict[str, Any] = {}
-    each = stages(resolved)
-    yield lambda: found.update(_model(resolved.slime["hf_checkpoint"], each, say))
-    for stage in each:
+    each = [_without(stage, named) for stage, named in zip(stages(resolved), lacking, strict=True)]
+    if ("hf_checkpoint", resolved.slime["hf_checkpoint"]) not in lacking[0]:
+        yield lambda: found.update(_model(resolved.slime["hf_checkpoint"], each, say))
+    for stage, named in zip(each, lacking, strict=True):
         if found:
             yield lambda: _fits(stage, found)
             yield lambda: _machine(stage, found, say if planning else None)
         if not (run_dir / "summary.json").exists():  # a finished run shows its result, whoever served it is gone
             yield lambda: _endpoint(stage)
-        yield lambda: opened.append(_data(stage, planning))
+        yield lambda: opened.append(_data(stage, planning, named))
         yield lambda: _functions(stage)
     if any(stage.slime[name] for stage in each for name in ("load", "ref_load", "opd_teacher_load", "save")):
-        yield lambda: _starts(resolved, run_dir)
+        yield lambda: _starts(resolved, each, run_dir)
+
+
+def _lacking(stage: Resolved) -> Named:
+    """What the options name and this machine does not have."""
+    s = stage.slime
+    named = [(dest, s[dest]) for dest in (*PATHS, "prompt_data", "custom_rm_path", *HOOKS) if s[dest]]
+    named += [("eval_prompt_data", uri) for _, uri in evaluation_sets(s)]
+    return [(dest, value) for dest, value in named if not _is_here(dest, value)]
+
+
+def _is_here(dest: str, value: str) -> bool:
+    if dest in (*HOOKS, "custom_rm_path"):
+        from slime_cli.rollout import hooks
+
+        return hooks.is_here(value)
+    if dest in SOURCES:
+        from slime_cli.buffer.source_base import split_slice
+
+        value = split_slice(value)[0]
+    return ":" in value or pathlib.Path(value).expanduser().exists()  # an address, a scheme: not a path
+
+
+def _without(stage: Resolved, lacking: Named) -> Resolved:
+    """The stage as if these options were not given; its model and its data keep their names."""
+    taken = {dest: None for dest, _ in lacking if dest not in ("hf_checkpoint", *SOURCES)}
+    return dataclasses.replace(stage, slime=stage.slime | taken)
 
 
 def _run_dir(resolved: Resolved, run_dir: pathlib.Path) -> None:
@@ -139,11 +178,13 @@ def _machine(stage: Resolved, found: dict[str, Any], instead: Say | None) -> Non
         instead(f"not on this machine: {error.message}")
 
 
-def _starts(resolved: Resolved, run_dir: pathlib.Path) -> None:
+def _starts(resolved: Resolved, each: list[Resolved], run_dir: pathlib.Path) -> None:
     from slime_cli import resuming
     from slime_cli import run_dir as folders
 
-    resuming.check_starts(folders.stages(resolved, run_dir), run_dir)
+    named = folders.stages(resolved, run_dir)
+    looked_at = [(name, stage, folder) for (name, _, folder), stage in zip(named, each, strict=True)]
+    resuming.check_starts(looked_at, run_dir)
 
 
 def _endpoint(stage: Resolved) -> None:
@@ -155,7 +196,7 @@ def _endpoint(stage: Resolved) -> None:
         from slime_cli.serving.attached import Attached
 
         Attached(s["rollout_endpoint"]).check()
-    if s["use_opd"] and s["opd_type"] == "sglang":
+    if s["use_opd"] and s["opd_type"] == "sglang" and s["opd_teacher_url"]:
         from slime_cli.rollout import teacher
 
         teacher.address(s["opd_teacher_url"])
@@ -167,11 +208,12 @@ def made(stage: Resolved) -> list[str]:
     return [uri for uri in uris if uri.startswith("reasoning-gym:")]
 
 
-def _data(stage: Resolved, planning: bool) -> Any:
-    """Opens every prompt source once; of those that are :func:`made`, none when ``planning``."""
+def _data(stage: Resolved, planning: bool, lacking: Named) -> Any:
+    """Opens every prompt source once; of those that are :func:`made`, none when ``planning``, and none ``lacking``."""
     from slime_cli.commands import train_data
 
-    return train_data.sources(stage.slime, made(stage) if planning else ())
+    left_out = [uri for dest, uri in lacking if dest in SOURCES]
+    return train_data.sources(stage.slime, [*left_out, *(made(stage) if planning else ())])
 
 
 def _functions(stage: Resolved) -> None:

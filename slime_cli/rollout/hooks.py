@@ -7,6 +7,7 @@ accepts that call or raises a UsageError saying what is wrong, where, and the ne
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import pathlib
 from collections.abc import Callable
@@ -185,6 +186,18 @@ def _find(path: str, kind: str) -> Any:
         place = getattr(module, "__file__", None) or module.__name__
         raise UsageError(f"{where}: {place} has no {name!r}{nearest(name, public)}", "check the function's name")
     return getattr(module, name)
+
+
+def is_here(path: str) -> bool:
+    """Whether the file or the module of a hook's path can be found; it is not imported. False says nothing of why."""
+    module, _, _ = path.rpartition(":" if ".py:" in path else ".")
+    if ".py:" in path:
+        return pathlib.Path(module).expanduser().exists()
+    top = module.partition(".")[0]
+    if not top:
+        return True  # no path at all: loading it says so
+    processes.find_here(top)
+    return importlib.util.find_spec(top) is not None
 
 
 def _load_module(name: str, where: str) -> ModuleType:

@@ -12,6 +12,7 @@ from slime_cli.commands import preflight, train
 from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.options.resolve import resolve
+from tests.options import test_slime_scripts
 
 MODEL = "tiny:qwen3?num_hidden_layers=2"
 
@@ -46,32 +47,21 @@ def test_a_sound_command_line_passes_with_its_memory(words, capsys, tmp_path):
 
 REFUSED = [
     ("--rm-type exat", UsageError, "unknown rm_type 'exat' (did you mean 'exact'?)"),
-    ("--custom-rm-path none.py:f", UsageError, "there is no file"),
     ("--custom-rm-path mine.py:rewrd", UsageError, "has no 'rewrd' (did you mean 'reward'?)"),
     ("--rm-type boxed_maht", UsageError, "did you mean 'math'?"),
-    ("--custom-rm-path nowhere.of.mine", UsageError, "there is no module 'nowhere'"),
     ("--custom-rm-path broken.py:f", UsageError, "broken.py:1"),
     ("--custom-generate-function-path mine.py:plain", UsageError, "does not accept the call"),
-    ("--dynamic-sampling-filter-path none.py:f", UsageError, "there is no file"),
     ("--num-layers 5", UsageError, f"--num-layers makes num_layers 5, {MODEL} makes it 2"),
     ("--hidden-size 64", UsageError, "--hidden-size makes hidden_size 64"),
-    ("--hf-checkpoint nowhere", DataError, "nowhere: checkpoint: no such folder"),
     ("--hf-checkpoint tiny:quen3", UsageError, "no tiny model 'quen3'"),
-    ("--load nowhere", DataError, "nowhere: no complete checkpoint there"),
-    ("--ref-load nowhere", DataError, "nowhere: no complete checkpoint there"),
-    ("--use-opd --opd-teacher-load nowhere", DataError, "nowhere: no complete checkpoint there"),
-    ("--use-opd --opd-teacher-url nowhere.json", DataError, "nowhere.json"),
     ("--use-opd --opd-teacher-url ftp://h/generate", UsageError, "not an address"),
-    ("--prompt-data nowhere.jsonl", DataError, "nowhere.jsonl"),
     ("--label-key lable", DataError, "lable"),
-    ("--eval-interval 1 --eval-prompt-data nowhere.jsonl", DataError, "nowhere.jsonl"),
-    ("--rollout-endpoint nowhere.json", DataError, "nowhere.json"),
-    ("--advantage-estimator ppo --megatron-config-path nowhere.yaml", UsageError, "nowhere.yaml: cannot be read"),
     ("--advantage-estimator ppo --megatron-config-path roles.yaml", UsageError, "takes a number, got '1:30'"),
     ("--rollout-max-response-len 600", UsageError, "more than the model's 512 positions"),
     ("--use-top-p-replay --rollout-top-k 1000 --rollout-top-p 0.9", UsageError, "with a vocabulary of 320"),
     ("--use-rollout-routing-replay", UsageError, "is not a mixture of experts"),
 ]  # fmt: skip
+
 
 
 @pytest.mark.parametrize(("more", "kind", "said"), REFUSED)
@@ -81,12 +71,49 @@ def test_the_dry_run_refuses_what_the_run_refuses(words, more, kind, said, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+NOT_HERE = [
+    ("--custom-rm-path none.py:f", UsageError, "there is no file"),
+    ("--custom-rm-path nowhere.of.mine", UsageError, "there is no module 'nowhere'"),
+    ("--dynamic-sampling-filter-path none.py:f", UsageError, "there is no file"),
+    ("--hf-checkpoint nowhere", DataError, "nowhere: checkpoint: no such folder"),
+    ("--load nowhere", DataError, "nowhere: no complete checkpoint there"),
+    ("--ref-load nowhere", DataError, "nowhere: no complete checkpoint there"),
+    ("--use-opd --opd-teacher-load nowhere", DataError, "nowhere: no complete checkpoint there"),
+    ("--use-opd --opd-teacher-url nowhere.json", DataError, "nowhere.json"),
+    ("--prompt-data nowhere.jsonl", DataError, "nowhere.jsonl"),
+    ("--eval-interval 1 --eval-prompt-data nowhere.jsonl", DataError, "nowhere.jsonl"),
+    ("--rollout-endpoint nowhere.json", DataError, "nowhere.json"),
+    ("--advantage-estimator ppo --megatron-config-path nowhere.yaml", UsageError, "nowhere.yaml: cannot be read"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "kind", "said"), NOT_HERE)
+def test_what_is_not_on_this_machine_is_a_warning_of_the_dry_run(words, more, kind, said, capsys, tmp_path):
+    assert train.run([*words, *more.split(), "--dry-run"]) == 0
+    flag, value = [word for word in more.split() if word.startswith("--")][-1], more.split()[-1]
+    assert f"warning not on this machine: {flag} {value}" in " ".join(capsys.readouterr().out.split())
+    found, text = refused([*words, *more.split()])
+    assert found is kind and said in text and not (tmp_path / "out").exists()
+
+
+def test_a_launch_script_of_slime_is_looked_at_far_from_its_cluster(monkeypatch, tmp_path, capsys):
+    """Those that pass as they are, whole, where nothing of what they name exists."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hardware, "find", lambda: hardware.Device("cpu", 2, "cpu"))
+    for name in test_slime_scripts.PASS:
+        assert train.run([*test_slime_scripts.SCRIPTS[name], "--dry-run"]) == 0, name
+        assert "not on this machine: --hf-checkpoint" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 def test_all_that_is_refused_is_said_at_once_after_the_tables(words, capsys):
-    more = "--prompt-data nowhere.jsonl --rm-type exat --ref-load nothing --num-layers 5 --dry-run"
-    kind, said = refused([*words, *more.split()])
+    more = "--prompt-data nowhere.jsonl --rm-type exat --ref-load nothing --num-layers 5".split()
+    kind, said = refused([*words, *more])
     assert said.startswith("4 things that the run needs cannot be used:") and kind is UsageError
     for part in ("--num-layers makes", "nothing: no complete", "nowhere.jsonl", "'exat'"):
         assert part in said
+    kind, said = refused([*words, *more, "--dry-run"])
+    assert said.startswith("2 things that the run needs cannot be used:") and kind is UsageError
     assert "trainer ranks" in capsys.readouterr().out
 
 
@@ -130,14 +157,16 @@ def test_an_endpoint_that_does_not_answer_is_refused(words, tmp_path):
     assert train.run([*words, "--rollout-endpoint", "endpoint.json", "--dry-run"]) == 0
 
 
-def test_every_stage_is_looked_at(words, tmp_path):
+def test_every_stage_is_looked_at(words, tmp_path, capsys):
     (tmp_path / "staged.yaml").write_text(
         "stages:\n- {name: warm, slime: {loss_type: sft_loss, prompt_data: rows.jsonl}}\n"
         "- {name: rl, slime: {prompt_data: gone.jsonl}}\n"
     )
     at = words.index("--prompt-data")
-    kind, said = refused([*words[:at], *words[at + 2 :], "--profile", "staged.yaml", "--dry-run"])
+    staged = [*words[:at], *words[at + 2 :], "--profile", "staged.yaml"]
+    kind, said = refused(staged)
     assert kind is DataError and "gone.jsonl" in said
+    assert train.run([*staged, "--dry-run"]) == 0 and "gone.jsonl" in capsys.readouterr().out
 
 
 def test_every_option_for_a_function_is_looked_at():
