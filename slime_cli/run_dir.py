@@ -6,8 +6,6 @@ a run without stages.
 """
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import pathlib
@@ -17,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 import slime_cli
-from slime_cli import disk, installed, manifests
+from slime_cli import disk, installed, locks, manifests
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.options.resolve import Resolved
@@ -42,7 +40,7 @@ def stages(resolved: Resolved, run_dir: pathlib.Path) -> list[StageOf]:
 @contextlib.contextmanager
 def alone(folder: pathlib.Path) -> Iterator[None]:
     """This process is the only one to run ``folder``, until it ends, however that is. Raises UsageError when there is another."""
-    fd = _lock(folder, os.O_CREAT)
+    fd = _lock(folder, make=True)
     try:
         os.ftruncate(fd, 0)
         os.write(fd, f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -54,23 +52,15 @@ def alone(folder: pathlib.Path) -> Iterator[None]:
 def refuse_second(folder: pathlib.Path) -> None:
     """Raises UsageError when another process runs ``folder``. Changes nothing."""
     with contextlib.suppress(OSError):  # none has run there, or nobody can: that is said where it is claimed
-        os.close(_lock(folder, 0))
+        os.close(_lock(folder, make=False))
 
 
-def _lock(folder: pathlib.Path, flags: int) -> int:
-    # A POSIX lock, as the journal's: it ends with the process even when a child that was forked lives on.
-    fd = os.open(folder / LOCK, os.O_RDWR | flags, 0o644)
+def _lock(folder: pathlib.Path, *, make: bool) -> int:
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.read(fd, 200).decode(errors="replace").strip()
-        os.close(fd)
-        if error.errno not in (errno.EACCES, errno.EAGAIN):
-            raise UsageError(f"--run-dir {folder}: cannot lock {LOCK} there: {error.strerror}", "choose a disk that has locks") from None
-        raise UsageError(
-            f"--run-dir {folder}: {holder or 'another process'} is running it", "wait for it or stop it, or choose another --run-dir"
-        ) from None
-    return fd
+        return locks.take(folder / LOCK, make=make)
+    except locks.TakenError as error:
+        message = f"--run-dir {folder}: {str(error) or 'another process'} is running it"
+        raise UsageError(message, "wait for it or stop it, or choose another --run-dir") from None
 
 
 def versions() -> dict[str, str]:

@@ -21,7 +21,6 @@ one is fsynced, and with it everything older.
 import collections
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
@@ -32,7 +31,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from slime_cli import disk
+from slime_cli import disk, locks
 from slime_cli.buffer.records import (
     SCHEMA,
     SOURCES,
@@ -46,14 +45,15 @@ from slime_cli.buffer.records import (
     Recovery,
     Rollback,
     check_version,
+    complaint,
     decode,
     encode,
+    open_groups,
     payload_of,
     plain,
     quoted,
     reward_column,
     statements,
-    with_members,
 )
 from slime_cli.buffer.types import Fate, PromptRow, Sample, executions
 from slime_cli.errors import DataError, UsageError
@@ -130,15 +130,14 @@ class Journal:
         self._db.execute("PRAGMA query_only=ON")
 
     def _lock_out_others(self) -> int:
-        # A POSIX lock, not flock: it ends with this process even when a forked child lives on.
-        fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        path = f"{self.path}.lock"
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
+            return locks.take(path)
+        except locks.TakenError:
             message = f"{self.path}: another process is writing it"
             raise UsageError(message, "stop that run, or use another run directory") from None
-        return fd
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}", "use a run directory that you may write to") from None
 
     def close(self) -> None:
         self._db.close()
@@ -294,7 +293,7 @@ class Journal:
             (last_sample,) = db.execute("SELECT COALESCE(MAX(sample_index), -1) FROM samples").fetchone()
             return Recovery(
                 committed=self._last_commit(),
-                groups=self._open_groups(),
+                groups=open_groups(db),
                 replay={rollout_id: tuple(indices) for rollout_id, indices in replay.items()},
                 cursor=self._get("cursor"),
                 next_group_index=last_group + 1,
@@ -372,21 +371,7 @@ class Journal:
         sql = f"UPDATE samples SET fate = '{to.value}', {columns} WHERE sample_index = ? AND fate IN ({legal})"
         if rows and self._db.executemany(sql, rows).rowcount != len(rows):
             self._db.execute("ROLLBACK")  # so that the message tells where the samples stood before
-            raise ValueError(self._complaint(to, [row[-1] for row in rows]))
-
-    def _complaint(self, to: Fate, indices: list[int]) -> str:
-        problems, seen = [], set()
-        for index in indices:
-            row = self._db.execute("SELECT fate FROM samples WHERE sample_index = ?", (index,)).fetchone()
-            if row is None:
-                problems.append(f"sample {index} is not in the journal")
-            elif Fate(row[0]) not in SOURCES[to]:
-                problems.append(f"sample {index} can't go {row[0]} -> {to.value}")
-            elif index in seen:
-                problems.append(f"sample {index} is named twice on its way {row[0]} -> {to.value}")
-            seen.add(index)
-        more = f"; and {len(problems) - 10} more" if len(problems) > 10 else ""
-        return "; ".join(problems[:10]) + more
+            raise ValueError(complaint(self._db, to, [row[-1] for row in rows]))
 
     def _put(self, key: str, value: Any) -> None:
         self._db.execute("INSERT OR REPLACE INTO state VALUES(?,?)", (key, json.dumps(value, default=plain)))
@@ -401,16 +386,3 @@ class Journal:
 
     def _era(self) -> int:
         return self._db.execute("SELECT COALESCE(MAX(era), 0) FROM rollbacks").fetchone()[0]
-
-    def _open_groups(self) -> tuple[OpenGroup, ...]:
-        rows = self._db.execute(
-            "SELECT group_index, epoch, prompt, sample_index, fate, payload FROM samples JOIN groups USING(group_index)"
-            " WHERE fate IN ('PENDING', 'REWARDED') ORDER BY group_index, position"
-        )
-        found: dict[int, OpenGroup] = {}
-        members: dict[int, list[tuple[int, str, bytes | None]]] = collections.defaultdict(list)
-        for group, epoch, prompt, index, fate, payload in rows:
-            if group not in found:
-                found[group] = OpenGroup(group, PromptRow(**decode(prompt)), epoch, (), (), {})
-            members[group].append((index, fate, payload))
-        return tuple(with_members(group, members[group.group_index]) for group in found.values())

@@ -3,6 +3,7 @@
 Used by :mod:`slime_cli.buffer.journal`, which re-exports the records.
 """
 
+import collections
 import dataclasses
 import json
 import pathlib
@@ -233,7 +234,38 @@ def quoted(fates: Iterable[Fate]) -> str:
     return ", ".join(f"'{fate.value}'" for fate in fates)
 
 
-def with_members(group: OpenGroup, members: list[tuple[int, str, bytes | None]]) -> OpenGroup:
+def complaint(db: sqlite3.Connection, to: Fate, indices: Sequence[int]) -> str:
+    """Why samples can't go to ``to``, for the first ten."""
+    problems, seen = [], set()
+    for index in indices:
+        row = db.execute("SELECT fate FROM samples WHERE sample_index = ?", (index,)).fetchone()
+        if row is None:
+            problems.append(f"sample {index} is not in the journal")
+        elif Fate(row[0]) not in SOURCES[to]:
+            problems.append(f"sample {index} can't go {row[0]} -> {to.value}")
+        elif index in seen:
+            problems.append(f"sample {index} is named twice on its way {row[0]} -> {to.value}")
+        seen.add(index)
+    more = f"; and {len(problems) - 10} more" if len(problems) > 10 else ""
+    return "; ".join(problems[:10]) + more
+
+
+def open_groups(db: sqlite3.Connection) -> tuple[OpenGroup, ...]:
+    """Groups that have samples to generate or to batch, by index."""
+    rows = db.execute(
+        "SELECT group_index, epoch, prompt, sample_index, fate, payload FROM samples JOIN groups USING(group_index)"
+        " WHERE fate IN ('PENDING', 'REWARDED') ORDER BY group_index, position"
+    )
+    found: dict[int, OpenGroup] = {}
+    members: dict[int, list[tuple[int, str, bytes | None]]] = collections.defaultdict(list)
+    for group, epoch, prompt, index, fate, payload in rows:
+        if group not in found:
+            found[group] = OpenGroup(group, PromptRow(**decode(prompt)), epoch, (), (), {})
+        members[group].append((index, fate, payload))
+    return tuple(_with_members(group, members[group.group_index]) for group in found.values())
+
+
+def _with_members(group: OpenGroup, members: list[tuple[int, str, bytes | None]]) -> OpenGroup:
     samples = {index: samples_of(payload) for index, _, payload in members if payload is not None}
     pending = tuple(index for index, fate, _ in members if fate == Fate.PENDING.value)
     return dataclasses.replace(
