@@ -21,7 +21,7 @@ def summarize(run_dir: pathlib.Path, stages: list[Stage], endpoint: manifests.En
         "logprob_abs_diff_max": None, "weight_version": None, "engines_verified": None,
     }  # fmt: skip
     if policy is not None:
-        found = policy.evaluations()
+        found = policy.evaluations.found()
         if found and found[0]["results"]:
             out["reward_before"] = found[0]["results"][0]["reward_mean"]
             out["reward_after"] = found[-1]["results"][0]["reward_mean"]

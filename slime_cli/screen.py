@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -45,3 +46,15 @@ class Screen:
                 self.say(f"{label}: {done} of {total}  {note}")
 
         yield advance
+
+
+def note(line: dict[str, Any]) -> str:
+    """What the progress bar says of a rollout, from its line in ``metrics.jsonl``."""
+    if "reward_mean" not in line:  # supervised
+        return f"loss {line['train/loss']:.3f}"
+    lost = f"  dropped {sum(line['dropped'].values())}" if line["dropped"] else ""
+    if "train/grad_norm" not in line:
+        return f"reward {line['reward_mean']:.3f}  critic alone: value loss {line['train/value_loss']:.3f}{lost}"
+    diff = line.get("train/train_rollout_logprob_abs_diff_max")
+    compared = "" if diff is None else f"  logprob diff {diff:.1e}"
+    return f"reward {line['reward_mean']:.3f}  grad {line['train/grad_norm']:.2f}{compared}{lost}"

@@ -5,33 +5,30 @@ The conductor (:mod:`slime_cli.loop`) creates one for each stage. Everything tha
 
 import collections
 import dataclasses
-import json
 import pathlib
 import time
 import types
 
-from rich.markup import escape
-
-from slime_cli import manifests, publishing, resuming
+from slime_cli import publishing, resuming
 from slime_cli.buffer.batch import TrainBatch, columns, read_again, rollout_folder, unlike_the_others, write
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.journal import Journal
-from slime_cli.buffer.sources import open_source
-from slime_cli.buffer.types import PromptRow, RowError, Sample, executions
+from slime_cli.buffer.sources import prompts_of
+from slime_cli.buffer.types import Sample, executions
 from slime_cli.errors import DataError, EngineError, SlimeError
+from slime_cli.evaluating import Evaluations
 from slime_cli.manifests import checkpoints
 from slime_cli.options import roles
-from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import args_namespace
 from slime_cli.rollout.boundary import Boundary
-from slime_cli.rollout.chat import Rendered, Renderer, RenderOptions
-from slime_cli.rollout.evaluate import evaluate
+from slime_cli.rollout.chat import Renderer, RenderOptions
 from slime_cli.rollout.failures import Failures
 from slime_cli.rollout.generate import Generator
-from slime_cli.rollout.supervised import SupervisedRenderer
+from slime_cli.rollout.supervised import SupervisedRenderer, lease_examples
 from slime_cli.rollout.teacher import Teacher
 from slime_cli.run_dir import JOURNAL, METRICS, append_line
 from slime_cli.saving import KEEP_WEIGHTS, Saver, refuse_others
+from slime_cli.screen import note
 from slime_cli.training import packing
 from slime_cli.training.advantages import execution_rewards, groups_without_spread
 from slime_cli.training.settings import Settings
@@ -51,6 +48,7 @@ class Stage:
         self.s, self.args = options.slime, args_namespace(options)
         self.policy = self.s["loss_type"] != "sft_loss"
         self.say, self.span = conductor.screen.say, conductor.tracer.span
+        self.evaluations = Evaluations(name, self.s, folder, conductor)
         self.started = time.time()
         self.proofs: list[sync.Proof] = []
         self.version: str | None = None
@@ -93,7 +91,7 @@ class Stage:
         with self.conductor.screen.progress(self.name, total, first) as advance:
             for rollout_id in range(first, total):
                 line = self._rollout(rollout_id, last=rollout_id == total - 1)
-                advance(1, self._note(line))
+                advance(1, note(line))
                 if self._low_enough(line):
                     self.say(f"{self.name}: loss {line['train/loss']:.3f} reached --stop-at-loss at step {self.step}")
                     break
@@ -113,10 +111,7 @@ class Stage:
             architecture.read_config(self.conductor.model), self.options.sglang.get("context_length") if self.policy else None
         )
         self.renderer = (Renderer if self.policy else SupervisedRenderer)(self.conductor.model, RenderOptions.of(s, context), self.say)
-        self.source = open_source(
-            s["prompt_data"], input_key=s["input_key"], label_key=s["label_key"], metadata_key=s["metadata_key"],
-            tool_key=s["tool_key"], on_bad_row=s["on_bad_row"],
-        )  # fmt: skip
+        self.source = prompts_of(s)
         if self.source.skipped:
             bad = self.source.skipped[0]
             self.say(f"{len(self.source.skipped)} bad rows skipped, the first: {bad.file}:{bad.row}: {bad.field}: {bad.reason}")
@@ -135,7 +130,7 @@ class Stage:
             seed=s["rollout_seed"], render=render, on_bad_row=s["on_bad_row"], say=self.say,
         )  # fmt: skip
         self._drop_rollouts()
-        self.failures = Failures(s["max_groups_without_progress"], lambda text: self.say(escape(f"{self.name}: {text}")))
+        self.failures = Failures(s["max_groups_without_progress"], lambda text: self.say(f"{self.name}: {text}"))
 
     def _drop_rollouts(self) -> None:
         """``--drop-rollouts``: what an earlier attempt made and could not train."""
@@ -278,17 +273,6 @@ class Stage:
             )
         return steps
 
-    def _note(self, line: dict) -> str:
-        """What the progress bar says of a rollout."""
-        if self.policy:
-            lost = f"  dropped {sum(line['dropped'].values())}" if line["dropped"] else ""
-            if "train/grad_norm" not in line:
-                return f"reward {line['reward_mean']:.3f}  critic alone: value loss {line['train/value_loss']:.3f}{lost}"
-            diff = line.get("train/train_rollout_logprob_abs_diff_max")
-            compared = "" if diff is None else f"  logprob diff {diff:.1e}"
-            return f"reward {line['reward_mean']:.3f}  grad {line['train/grad_norm']:.2f}{compared}{lost}"
-        return f"loss {line['train/loss']:.3f}"
-
     def _low_enough(self, line: dict) -> bool:
         """``--stop-at-loss`` is reached."""
         target = self.s["stop_at_loss"]
@@ -338,17 +322,7 @@ class Stage:
         return result.groups, result.dropped
 
     def _supervised(self, rollout_id: int) -> tuple[list[Group], collections.Counter]:
-        groups = self.buffer.lease(self.s["rollout_batch_size"], rollout_id)
-        for group in groups:
-            for sample in group.pending:
-                group.rendered.fill(sample)
-                if fault := self.boundary.fault(sample):
-                    raise RowError(group.row, "unfit", fault, "fix the row")
-            group.finished += group.pending
-        self.journal.finish([s for g in groups for s in g.pending])
-        for group in groups:
-            group.pending = []
-        return groups, collections.Counter()
+        return lease_examples(self.buffer, self.boundary, self.s["rollout_batch_size"], rollout_id), collections.Counter()
 
     def _line(self, rollout_id, samples, batch, dropped, found, publishes: bool) -> dict:
         reward_N, first_N = execution_rewards(batch.rewards_N, batch.sample_index_N)
@@ -415,40 +389,5 @@ class Stage:
             if old.name not in needed:
                 publish.remove(old)
 
-    def _eval_path(self, step: int) -> pathlib.Path:
-        return self.folder / "eval" / f"{step:06d}.json"
-
     def _evaluate(self) -> None:
-        sets, path = evaluation_sets(self.s), self._eval_path(self.step)
-        if not sets or path.exists():
-            return
-        results = []
-        with self.span("eval", step=self.step):
-            for name, uri in sets:
-                source = open_source(
-                    uri, input_key=self.s["eval_input_key"], label_key=self.s["eval_label_key"], metadata_key=self.s["metadata_key"],
-                    tool_key=self.s["tool_key"], on_bad_row=self.s["on_bad_row"],
-                )  # fmt: skip
-                with self.conductor.screen.progress(f"evaluating {name}", len(source)) as advance:
-                    results.append(self.conductor.wait(evaluate(name, source, self.generator, self._eval_prompt, advance)))
-        manifests.write_json(path, {"step": self.step, "weight_version": self.version, "results": results})
-        for r in results:
-            lost = collections.Counter(r["failures"])
-            failed = f"; {lost.total()} of {r['executions']} answers failed and count 0: {self.failures.told(lost)}" if lost else ""
-            left = f"; {r['left_out']} rows are left out" if r["left_out"] else ""
-            found = f"reward {r['reward_mean']:.3f} over {r['prompts']} prompts"
-            self.say(escape(f"{self.name}: {r['dataset']} at step {self.step}: {found}{left}{failed}"))
-
-    def _eval_prompt(self, row: PromptRow) -> Rendered | None:
-        """None for a row that is left out, and counted: too long, or with ``--on-bad-row skip`` unusable."""
-        try:
-            return self.boundary.checked(self.renderer.eval_prompt)(row)
-        except RowError as error:
-            if self.s["on_bad_row"] != "skip":
-                raise
-            self.say(f"evaluation leaves out {error.message}")
-            return None
-
-    def evaluations(self) -> list[dict]:
-        """All evaluations of the stage, by step."""
-        return [json.loads(p.read_text()) for p in sorted((self.folder / "eval").glob("*.json"))]
+        self.evaluations.run(self.step, self.version, self.generator, self.boundary.checked(self.renderer.eval_prompt))

@@ -6,6 +6,8 @@
 
 import functools
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 from slime_cli.buffer.source_base import (
     BadRow,
@@ -24,8 +26,9 @@ from slime_cli.buffer.source_files import (
 )
 from slime_cli.buffer.source_gym import GymSource
 from slime_cli.errors import DataError, UsageError
+from slime_cli.options.derive import evaluation_sets
 
-__all__ = ["BadRow", "PromptSource", "open_source"]
+__all__ = ["BadRow", "PromptSource", "evaluations_of", "open_source", "prompts_of"]
 
 KINDS = "FILE.jsonl, FILE.parquet, a folder of datasets.save_to_disk, datasets:..., reasoning-gym:TASK?..."
 SCHEMES = ("datasets", "reasoning-gym")
@@ -57,6 +60,24 @@ def open_source(
     if colon and nearest(scheme, SCHEMES) and not pathlib.Path(base).exists():
         raise UsageError(f"{uri}: unknown kind of source {scheme!r}{nearest(scheme, SCHEMES)}", f"use {KINDS}")
     return _open_path(uri, base, contract, window, on_bad_row)
+
+
+def prompts_of(s: dict[str, Any]) -> PromptSource:
+    """``--prompt-data``. ``s``: slime's options by dest, here and below."""
+    return _opened(s, s["prompt_data"], s["input_key"], s["label_key"])
+
+
+def evaluations_of(s: dict[str, Any], left_out: Sequence[str] = ()) -> list[PromptSource | None]:
+    """The sets of ``--eval-prompt-data``, in order; None for one that is ``left_out``."""
+    uris = [uri for _, uri in evaluation_sets(s)]
+    return [None if uri in left_out else _opened(s, uri, s["eval_input_key"], s["eval_label_key"]) for uri in uris]
+
+
+def _opened(s: dict[str, Any], uri: str, input_key: str, label_key: str | None) -> PromptSource:
+    return open_source(
+        uri, input_key=input_key, label_key=label_key, metadata_key=s["metadata_key"], tool_key=s["tool_key"],
+        on_bad_row=s["on_bad_row"],
+    )  # fmt: skip
 
 
 @functools.cache  # a command checks its data before anything starts and opens it again later; these never change

@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from slime_cli.buffer.sources import PromptSource, open_source
+from slime_cli.buffer.sources import PromptSource, evaluations_of, prompts_of
 from slime_cli.errors import UsageError
-from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import Resolved
 from slime_cli.rollout import template, usable
 
@@ -33,14 +32,8 @@ def check(stages: list[tuple[str, Resolved, Sources]], say: Say) -> dict[str, in
 
 def sources(s: dict[str, Any], left_out: Sequence[str] = ()) -> Sources:
     """Opens the sources of a stage, but for those ``left_out``. Raises UsageError or DataError for one that is unfit."""
-    keys = dict(metadata_key=s["metadata_key"], tool_key=s["tool_key"], on_bad_row=s["on_bad_row"])
-    wanted = [(s["prompt_data"], s["input_key"], s["label_key"])]
-    wanted += [(uri, s["eval_input_key"], s["eval_label_key"]) for _, uri in evaluation_sets(s)]
-    prompts, *evaluations = [
-        None if uri in left_out else open_source(uri, input_key=input_key, label_key=label_key, **keys)
-        for uri, input_key, label_key in wanted
-    ]
-    return prompts, evaluations
+    prompts = None if s["prompt_data"] in left_out else prompts_of(s)
+    return prompts, evaluations_of(s, left_out)
 
 
 @contextlib.contextmanager

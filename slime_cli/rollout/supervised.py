@@ -6,9 +6,11 @@ conversation only grows, so that what is trained is what the model will have bef
 import dataclasses
 from typing import Any
 
+from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.types import PromptRow, RowError
 from slime_cli.errors import DataError
 from slime_cli.rollout import template
+from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.chat import Rendered, Renderer, Talk, first_answer
 from slime_cli.rollout.tokens import MARK
 
@@ -171,6 +173,21 @@ class SupervisedRenderer(Renderer):
             where = f"{talk.row.source}:{talk.row.row}"
             self.say(f"{where}: the chat template writes no tool calls: of such turns only the end is trained")
             self.say = None
+
+
+def lease_examples(buffer: DataBuffer, boundary: Boundary, count: int, rollout_id: int) -> list[Group]:
+    """``count`` groups whose samples are their rows' own answers, finished in the journal."""
+    groups = buffer.lease(count, rollout_id)
+    for group in groups:
+        for sample in group.pending:
+            group.rendered.fill(sample)
+            if fault := boundary.fault(sample):
+                raise RowError(group.row, "unfit", fault, "fix the row")
+        group.finished += group.pending
+    buffer.journal.finish([sample for group in groups for sample in group.pending])
+    for group in groups:
+        group.pending = []
+    return groups
 
 
 def _rest(whole: str, known: str, row: PromptRow) -> str:
