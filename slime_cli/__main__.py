@@ -5,6 +5,7 @@ keeps its traceback. ``SLIME_TRACEBACK=1`` shows the traceback of the former as 
 """
 
 import os
+import signal
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
@@ -19,13 +20,14 @@ from slime_cli import plain
 
 def main(argv: Sequence[str] | None = None) -> None:
     plain.replace_unprintable()
+    _end_as_by_ctrl_c()
     sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
 
 
 def run(argv: list[str]) -> int:
     """The exit code of ``slime ARGV``."""
     from slime_cli import disk, processes
-    from slime_cli.errors import EngineError, Interrupted, SlimeError
+    from slime_cli.errors import EngineError, Interrupted, SlimeError, UsageError
 
     try:
         processes.leave_working_directory()
@@ -36,6 +38,9 @@ def run(argv: list[str]) -> int:
         _say(error.message, error.fix)
         return error.exit_code
     except Exception as error:
+        if str(error).startswith("Symlink loop from"):  # pathlib's RuntimeError, of any path that was given
+            _say(str(error), "repair the link, or give another path")
+            return UsageError.exit_code
         said = disk.cause(error)
         if not said or os.environ.get("SLIME_TRACEBACK") == "1":
             raise
@@ -46,6 +51,20 @@ def run(argv: list[str]) -> int:
             raise
         _say("interrupted", "")
         return Interrupted.exit_code
+
+
+def _end_as_by_ctrl_c() -> None:
+    """A batch system's SIGTERM and a closed terminal's SIGHUP too: what was begun is taken away, children are ended.
+
+    What the caller has this process ignore (``nohup``) stays ignored.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, interrupt)
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -86,6 +86,19 @@ def writable(folder: str | os.PathLike, option: str) -> None:
         raise UsageError(f"{option} {folder}: cannot write there: {reason}{blame}", f"{inner} a folder that you may write to") from None
 
 
+def nothing_in_the_way(folder: str | os.PathLike, option: str) -> None:
+    """Raises what :func:`writable` would, as far as looking shows. Changes nothing."""
+    path = pathlib.Path(folder).resolve()
+    nearest = next(p for p in (path, *path.parents) if p.exists())
+    reason = ""
+    if not nearest.is_dir():
+        reason = "a file is there" if nearest == path else f"Not a directory ({nearest})"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        reason = f"Permission denied ({nearest})"
+    if reason:
+        raise UsageError(f"{option} {folder}: cannot write there: {reason}", "give a folder that you may write to")
+
+
 def short_of_room(needs: Iterable[tuple[pathlib.Path, str, int]]) -> list[str]:
     """A warning for each disk that has less room than the (folder, what, bytes) that go there, those counted that lie there already."""
     by_disk: dict[int, list[tuple[pathlib.Path, str, int]]] = {}

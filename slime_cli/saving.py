@@ -53,16 +53,18 @@ def root(s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path) -> path
     return (pathlib.Path(s["save"]) / folder.relative_to(run_dir) if s["save"] else folder / "checkpoints").resolve()
 
 
-def check_folders(s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path) -> None:
-    """Raises UsageError when ``--save`` or ``--save-hf`` cannot be written to."""
+def check_folders(
+    s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path, check: Callable[[pathlib.Path, str], None] = disk.writable
+) -> None:
+    """Raises UsageError when ``--save`` or ``--save-hf`` cannot be written to, as ``check`` finds it."""
     if s["save"]:
-        disk.writable(root(s, folder, run_dir), "--save")
+        check(root(s, folder, run_dir), "--save")
     if s["save_hf"]:
         try:
             s["save_hf"].format(rollout_id=0)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise UsageError(f"--save-hf {s['save_hf']}: {error}", "only {rollout_id} stands for something in it") from None
-        disk.writable(exports(s), "--save-hf")
+        check(exports(s), "--save-hf")
 
 
 def refuse_others(root: pathlib.Path, journal: Journal | None) -> None:

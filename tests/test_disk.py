@@ -6,6 +6,7 @@
 
 import contextlib
 import errno
+import os
 import pathlib
 import resource
 import signal
@@ -239,3 +240,12 @@ def test_an_export_of_spans_into_no_folder_is_refused(tmp_path, capsys):
     assert cli.run(["trace", "export", str(tmp_path), "-o", str(tmp_path / "file" / "trace.json")]) == 2
     assert "--out" in capsys.readouterr().err
     assert cli.run(["trace", "export", str(tmp_path / "absent")]) == 3 and not (tmp_path / "absent").exists()
+
+
+def test_what_is_in_the_way_of_a_folder_is_seen_without_writing(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for folder, reason in ((tmp_path / "file", "a file is there"), (tmp_path / "file" / "run", "Not a directory")):
+        with pytest.raises(UsageError, match=f"--save {folder}: cannot write there: {reason}"):
+            disk.nothing_in_the_way(folder, "--save")
+    disk.nothing_in_the_way(tmp_path / "new" / "run", "--save")
+    assert os.listdir(tmp_path) == ["file"]

@@ -55,6 +55,8 @@ def check_chat_template(folder: pathlib.Path) -> Finding:
         end = template.turn_end(folder)
     except jinja2.TemplateSyntaxError as error:
         return Finding(name, "fail", f"line {error.lineno}: {error.message}", own)
+    except ValueError as error:  # a file beside the template cannot be read
+        return Finding(name, "fail", str(error), whole.AGAIN)
     except Exception as error:  # a template may call anything: all it raises is the finding
         return Finding(name, "fail", f"{type(error).__name__}: {error}", own)
     if lost:

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from slime_cli import disk
 from slime_cli.errors import SlimeError, UsageError, together
 from slime_cli.hardware import device as hardware
 from slime_cli.options import own, roles
@@ -91,6 +92,7 @@ def _looks(
             yield lambda: _endpoint(stage)
         yield lambda: opened.append(_data(stage, planning, named))
         yield lambda: _functions(stage)
+    yield lambda: _folders(resolved, run_dir, say if planning else None)
     if any(stage.slime[name] for stage in each for name in ("load", "ref_load", "opd_teacher_load", "save")):
         yield lambda: _starts(resolved, each, run_dir)
 
@@ -185,6 +187,21 @@ def _starts(resolved: Resolved, each: list[Resolved], run_dir: pathlib.Path) -> 
     named = folders.stages(resolved, run_dir)
     looked_at = [(name, stage, folder) for (name, _, folder), stage in zip(named, each, strict=True)]
     resuming.check_starts(looked_at, run_dir)
+
+
+def _folders(resolved: Resolved, run_dir: pathlib.Path, instead: Say | None) -> None:
+    """Nothing is in the way of what the run writes. Changes nothing. With ``instead``, that is told why not."""
+    from slime_cli import run_dir as folders
+    from slime_cli import saving
+
+    try:
+        disk.nothing_in_the_way(run_dir, "--run-dir")
+        for _, options, folder in folders.stages(resolved, run_dir):
+            saving.check_folders(options.slime, folder, run_dir, disk.nothing_in_the_way)
+    except UsageError as error:
+        if instead is None:
+            raise
+        instead(f"not on this machine: {error.message}")
 
 
 def _endpoint(stage: Resolved) -> None:

@@ -2,16 +2,18 @@
 
 import os
 import pathlib
-import signal
 import time
 from collections.abc import Callable
 
 from slime_cli import disk, installed, manifests
 from slime_cli import run_dir as folders
-from slime_cli.commands import arguments
+from slime_cli.commands import arguments, preflight
 from slime_cli.errors import UsageError
+from slime_cli.hardware import device as hardware
 from slime_cli.options import checks
 from slime_cli.options.resolve import Resolved, resolve
+from slime_cli.screen import Screen
+from slime_cli.weights import tiny
 
 
 def run(argv: list[str]) -> int:
@@ -22,34 +24,32 @@ def run(argv: list[str]) -> int:
         raise UsageError(f"`slime serve-rollout` does not read {flag}", "leave it out; `slime train` does")
     resolved = resolve(line.rest, line.profiles, "serve-rollout")
     warnings = checks.check(resolved)
-    model = resolved.slime["hf_checkpoint"]
     installed.require(*installed.SERVING)
     run_dir = pathlib.Path(resolved.slime["run_dir"] or "runs/serve").resolve()
     folders.refuse_second(run_dir)
+    screen = Screen()
+    model = resolved.slime["hf_checkpoint"]
+    if not model.startswith(tiny.PREFIX):  # a tiny one is made whole, in the run directory
+        _check_model(resolved, model, screen.say)
+    hardware.check_engine(preflight.config(model))
     disk.writable(run_dir, "--run-dir")
     with folders.alone(run_dir):
-        return _serve(resolved, run_dir, model, warnings)
+        return _serve(resolved, run_dir, model, warnings, screen)
 
 
-def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str, warnings: list[str]) -> int:
+def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str, warnings: list[str], screen: Screen) -> int:
     import msgspec
 
-    from slime_cli.hardware import device as hardware
-    from slime_cli.screen import Screen
     from slime_cli.serving import claim
     from slime_cli.serving.engine import Engine
     from slime_cli.serving.fleet import Fleet
-    from slime_cli.weights import architecture, matching, tiny
+    from slime_cli.weights import matching
 
     if model.startswith(tiny.PREFIX):
         model = str(tiny.make(model, run_dir / "model"))
-    screen = Screen()
     for warning in warnings:
         screen.warn(warning)
-    _check_model(resolved, model, screen.say)
-    hardware.check_engine(architecture.read_config(model))
     owner = os.getppid()
-    signal.signal(signal.SIGTERM, _stop)
     fleet = Fleet(resolved, model, run_dir, Engine, screen.say)
     path = run_dir / "endpoint.json"
     try:
@@ -85,7 +85,3 @@ def _check_model(resolved: Resolved, model: str, say: Callable[[str], None]) -> 
     if not (resolved.sglang.get("skip_tokenizer_init") or resolved.sglang.get("tokenizer_path")):
         needed.append(checkpoint.TOKENIZER)
     checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,))
-
-
-def _stop(signum, frame):
-    raise KeyboardInterrupt

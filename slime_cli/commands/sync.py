@@ -64,15 +64,15 @@ def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pat
         raise UsageError(f"--load {source}: neither a torch_dist nor an HF checkpoint", "slime convert makes either")
     from safetensors import safe_open
 
-    from slime_cli.weights import publish, whole
+    from slime_cli.weights import headers, publish, whole
 
     version = args.weight_version or f"v{step:06d}"
     whole.check(hf, screen.say)
     check(hf)
 
     def tensors():
-        for file in sorted(hf.glob("*.safetensors")):
-            with safe_open(file, framework="pt") as content:
+        for file in headers.read(hf).files:
+            with safe_open(hf / file, framework="pt") as content:
                 for name in content.keys():
                     yield name, content.get_tensor(name)
 

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import signal
 import time
 
 from slime_cli.commands import arguments, preflight
@@ -52,7 +51,6 @@ def _train(
         screen.say("this run is finished; its result:")
         report.show(screen.console, run_dir, json.loads(finished.read_text()))
         return 0
-    signal.signal(signal.SIGTERM, _interrupt)
     resuming.prepare(folders.stages(resolved, run_dir), run_dir, screen.say)
 
     from slime_cli import report
@@ -84,10 +82,6 @@ def _check_disks(resolved: Resolved, run_dir: pathlib.Path) -> list[str]:
     return disk.short_of_room(need for stage in stages for need in saving.room(*stage, run_dir, config))
 
 
-def _interrupt(signum, frame):
-    raise KeyboardInterrupt
-
-
 def _dry_run(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], verbose: bool) -> int:
     from rich.console import Console
     from rich.markup import escape
@@ -97,7 +91,8 @@ def _dry_run(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], ver
     console = Console(highlight=False)
 
     def warn(text: str) -> None:
-        console.print(f"[yellow]warning[/yellow] {escape(text)}", soft_wrap=not console.is_terminal)
+        text = escape(text.removeprefix("warning: "))  # some findings say it themselves
+        console.print(f"[yellow]warning[/yellow] {text}", soft_wrap=not console.is_terminal)
 
     for warning in warnings:
         warn(warning)

@@ -5,13 +5,13 @@ profiles (``ci/model_profiles.py``) all take them from here. What each architect
 :mod:`slime_cli.weights.families`. Keys are dests of Megatron's own parser, values as slime reads them from a command line.
 """
 
-import json
 import pathlib
 from typing import Any
 
 from slime_cli.errors import DataError, UsageError
 from slime_cli.options import catalogue
 from slime_cli.options.spec import expand, to_words
+from slime_cli.weights import whole
 from slime_cli.weights.families import DEQUANTISED, FAMILIES
 
 CHOICES = frozenset(
@@ -28,13 +28,12 @@ PATTERNS = ("moe_layer_freq", "linear_attention_freq")
 
 def read_config(checkpoint: str) -> dict[str, Any]:
     """``config.json`` of an HF checkpoint folder. Raises DataError when it is missing or damaged."""
-    path = pathlib.Path(checkpoint) / "config.json"
+    folder = pathlib.Path(checkpoint)
     try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file", "--hf-checkpoint must be a folder with an HF model") from None
+        return whole.read_config(folder)
     except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error})", "download or export the checkpoint again") from None
+        found = whole.check_folder(folder)
+        raise DataError(str(error), found.fix or whole.again_or_another(folder)) from None
 
 
 def vocabulary(checkpoint: str) -> int:

@@ -6,6 +6,7 @@ leaves nothing behind. Called by ``slime convert`` and, for a checkpoint that is
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -183,16 +184,43 @@ def _hf_dtype(config: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _building(save: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder on the disk of ``save`` that is gone afterwards."""
+    """A folder on the disk of ``save`` that is gone afterwards. One process at a time has one for ``save``; what a killed
+    one left is removed.
+    """
+    prefix = f".{save.name}.converting-"
     try:
         save.parent.mkdir(parents=True, exist_ok=True)
-        building = pathlib.Path(tempfile.mkdtemp(dir=save.parent, prefix=f".{save.name}."))
+        for left in [path for path in save.parent.iterdir() if path.name.startswith(prefix)]:
+            if (lock := _lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        building = pathlib.Path(tempfile.mkdtemp(dir=save.parent, prefix=prefix))
+        lock = _lock(building)
+    except BlockingIOError:
+        raise UsageError(f"--save {save}: another conversion is writing it", "wait for it, or give another folder") from None
     except OSError as error:
         raise UsageError(f"--save {save}: {error.strerror}", "give a folder that you may write to") from None
     try:
         yield building
     finally:
         shutil.rmtree(building, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: pathlib.Path) -> int | None:
+    """A descriptor that holds the folder's lock until it is closed; None on a disk that carries none. Raises BlockingIOError
+    while another process has it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise
+        return None
+    return descriptor
 
 
 def _move_into(building: pathlib.Path, save: pathlib.Path) -> None:

@@ -10,6 +10,9 @@ import struct
 from typing import Any
 
 INDEX = "model.safetensors.index.json"
+POINTER = "Git LFS pointer, not the file (git lfs pull)"
+SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
+"""Of files that may hold weights, in this format or another."""
 STATE = "conversion.json"
 """Is there for as long as `slime convert` has not ended what it writes into the folder."""
 
@@ -96,8 +99,10 @@ def header(path: pathlib.Path) -> dict[str, dict[str, Any]]:
         size = path.stat().st_size
         with open(path, "rb") as file:
             head = file.read(8)
+            if not head:
+                raise ValueError(f"{path.name} is empty")
             if head == b"version ":
-                raise ValueError(f"{path.name} is a Git LFS pointer, not the file (git lfs pull)")
+                raise ValueError(f"{path.name} is a {POINTER}")
             length = struct.unpack("<Q", head)[0]
             if length > size:
                 raise ValueError(f"{path.name} is cut off or no safetensors file")

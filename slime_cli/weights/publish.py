@@ -15,8 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 from slime_cli import manifests
+from slime_cli.weights import headers
 
 SHARD_BYTES = 4 * 2**30
+_LEFT_OUT = ("model.", "model-", "pytorch_model", "checkpoint.json", "manifest.json")
 
 
 def checksum(tensor: torch.Tensor) -> str:
@@ -30,11 +32,14 @@ def folder(run_dir: str | os.PathLike, version: int) -> pathlib.Path:
 
 
 def copy_model_files(source: str | os.PathLike, target: pathlib.Path) -> None:
-    """Config, tokenizer and template: everything of an HF checkpoint but its weights."""
+    """Config, tokenizer and template: everything of an HF checkpoint but its weights, in whatever format they are there.
+
+    Who may read it is for the new folder to say: the source may be read-only.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for path in pathlib.Path(source).iterdir():
-        if path.is_file() and not path.name.startswith(("model.", "model-", "pytorch_model", "checkpoint.json", "manifest.json")):
-            shutil.copy2(path, target / path.name)
+        if path.is_file() and path.suffix not in headers.SUFFIXES and not path.name.startswith(_LEFT_OUT):
+            shutil.copyfile(path, target / path.name)
 
 
 def write(
@@ -49,7 +54,9 @@ def write(
 
     def flush():
         nonlocal shards, size
-        save_file(shard, target / f"model-{shards:05d}.safetensors", metadata={"format": "pt"})
+        path = target / f"model-{shards:05d}.safetensors"
+        save_file(shard, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors gives a file to its owner alone; engines of others read it
         shard.clear()
         shards, size = shards + 1, 0
 

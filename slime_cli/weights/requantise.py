@@ -20,7 +20,7 @@ from slime_cli.errors import DataError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import checkpoints
 from slime_cli.screen import Screen
-from slime_cli.weights import architecture, describe
+from slime_cli.weights import architecture, describe, headers
 from slime_cli.weights.number_formats import INDEX, STATE, Format, Plan, Source, Tensors, with_dtype
 
 # -- the conversion ----------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def _write_shard(path: pathlib.Path, tensors: Tensors) -> None:
 def _finish(save: pathlib.Path, source: Source, plan: Plan, form: Format, screen: Screen) -> None:
     """The other files, of which ``checkpoint.json`` is the last: with it the checkpoint is complete."""
     for path in sorted(source.folder.iterdir()):
-        if path.is_file() and not path.name.startswith(".") and path.name not in _MADE_HERE and path.suffix not in _WEIGHTS:
+        if path.is_file() and not path.name.startswith(".") and path.name not in _MADE_HERE and path.suffix not in headers.SUFFIXES:
             manifests.write_bytes(save / path.name, path.read_bytes())
     manifests.write_json(save / "config.json", form.configure(source, plan))
     weight_map, size = {}, 0
@@ -135,5 +135,3 @@ def _manifest(source: Source, form: Format) -> manifests.Checkpoint:
 
 
 _MADE_HERE = {"config.json", INDEX, STATE, checkpoints.MANIFEST, "manifest.json"}
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
-"""Files of other formats that would still hold the weights as they were."""

@@ -64,6 +64,9 @@ def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     building = tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.")
     model.save_pretrained(building)
     tokenizer.save_pretrained(building)
+    os.chmod(building, 0o755)  # mkdtemp and safetensors give theirs to the owner alone; other stages read the model
+    for path in pathlib.Path(building).iterdir():
+        path.chmod(0o644)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(building, folder)
     return folder

@@ -10,6 +10,7 @@ never called whole.
 import json
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,9 @@ QUANTISED = {
 """Method -> its formats whose tensor names are known here; None for all."""
 SCALED = ("F8_E4M3", "F8_E5M2", "I8")
 """Dtypes of weights that mean nothing without their scale."""
+_OF_NUMBERS = re.compile(r"(num|n|max)_.*|.*_(size|dim|rank|theta|eps|heads|layers|experts)")
+"""Fields of a config.json."""
+_DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 OF_QUANTISATION = (
     "_scale_inv",
     "_scale",
@@ -67,20 +71,59 @@ def findings(folder: pathlib.Path) -> Iterator[Finding]:
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """Raises ValueError with a message for people."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if text.startswith("version https://git-lfs"):
+            raise ValueError(f"a {headers.POINTER}")
+        value = json.loads(text)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error if text.strip() else 'is empty'}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not a JSON object")
     return value
 
 
+def read_config(folder: pathlib.Path) -> dict[str, Any]:
+    """``config.json``, its numbers numbers. Raises ValueError with a message for people."""
+    config = read_json(folder / "config.json")
+    for field, value in config.items():
+        if isinstance(value, str) and value.isdigit() and _OF_NUMBERS.fullmatch(field):
+            raise ValueError(f'{folder / "config.json"}: {field} takes a number, got "{value}" in quotes')
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if isinstance(dtype, str) and dtype not in _DTYPES:
+        raise ValueError(f"{folder / 'config.json'}: the dtype {dtype!r} is none of {', '.join(_DTYPES)}")
+    return config
+
+
+def again_or_another(folder: pathlib.Path) -> str:
+    """What to do about a folder whose config.json is missing or damaged."""
+    if (folder / "config.json").exists():
+        return AGAIN
+    if (folder / "checkpoint.json").exists() or any(folder.glob("iter_*")):
+        return "that is a Megatron checkpoint, which --load takes; here give the folder of the HF model"
+    return f"give the folder of an HF checkpoint; if that is one, {AGAIN}"
+
+
+def _nearer(folder: pathlib.Path) -> str:
+    """What to do where ``folder`` is none."""
+    if folder.is_file():
+        return f"that is a file: give its folder, {folder.parent}"
+    if folder.parts[:1] and folder.parts[0].startswith("~"):
+        return "the shell left ~ as it is (after = and in quotes it does): write $HOME"
+    if folder.parts[:1] and folder.parts[0].startswith("tiny:"):
+        return "train and serve-rollout make tiny models, in model/ of their --run-dir: give that folder"
+    if len(folder.parts) == 2 and not folder.parent.exists():
+        return f"slime downloads nothing: hf download {folder} --local-dir DIR, then give DIR"
+    return "give the folder of an HF checkpoint"
+
+
 def check_folder(folder: pathlib.Path) -> Finding:
     name = "checkpoint"
     if not folder.is_dir():
-        return Finding(name, "fail", "no such folder", "give the folder of an HF checkpoint")
+        return Finding(name, "fail", "no such folder", _nearer(folder))
     if (folder / headers.STATE).exists():
         again = "give the command that began it again"
         return Finding(name, "fail", f"its conversion has not ended ({headers.STATE} is there)", again)
@@ -89,9 +132,9 @@ def check_folder(folder: pathlib.Path) -> Finding:
 
 def check_config(folder: pathlib.Path) -> Finding:
     try:
-        config = read_json(folder / "config.json")
+        config = read_config(folder)
     except ValueError as error:
-        return Finding("model config", "fail", str(error), AGAIN)
+        return Finding("model config", "fail", str(error), again_or_another(folder))
     architectures = config.get("architectures")
     if not architectures:
         return Finding("model config", "fail", "config.json names no architectures", 'add "architectures": ["..."]')
@@ -150,7 +193,7 @@ def _largest(folder: pathlib.Path, found: dict[str, Any]) -> tuple[str, int, int
 def _rows(folder: pathlib.Path) -> int | None:
     """Of the embedding, as the configuration has it; that the weights have as many is :func:`check_weights`' to see."""
     try:
-        config = read_json(folder / "config.json")
+        config = read_config(folder)
     except ValueError:
         return None
     rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
@@ -176,7 +219,7 @@ def check_weights(folder: pathlib.Path) -> Finding:
         f"{len(contents.files)} safetensors file{'s' * (len(contents.files) != 1)}, {contents.size / (1 << 30):.2f} GiB"
     )
     try:
-        config = read_json(folder / "config.json")
+        config = read_config(folder)
         wanted = tensors.required(config)
     except ValueError:
         return Finding(name, "warn", f"{size}; without a config.json nothing says which tensors belong there", AGAIN)

@@ -163,3 +163,16 @@ def test_serve_rollout_checks_its_options(words, said):
     with pytest.raises(UsageError) as caught:
         app.module_of("serve-rollout").run(words)
     assert said in f"{caught.value.message} | {caught.value.fix}"
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_that_ends_a_command_is_an_interruption(number):
+    """So that what it began is taken away."""
+    code = (
+        "import os, signal, time, types; from slime_cli import __main__ as cli, app\n"
+        f"def run(words):\n    try:\n        os.kill(os.getpid(), signal.{number}); time.sleep(9)\n"
+        "    finally:\n        print('cleaned')\n"
+        "app.module_of = lambda name: types.SimpleNamespace(run=run); cli.main(['sync'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (Interrupted.exit_code, "cleaned\n", "error: interrupted\n")

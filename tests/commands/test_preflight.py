@@ -185,3 +185,12 @@ def test_a_dry_run_imports_no_engine_and_no_library_of_arrays(words):
     )
     done = subprocess.run([sys.executable, "-c", code, *words, "--dry-run"], capture_output=True, text=True)
     assert done.stdout.endswith("HEAVY []\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("option", ["--run-dir", "--save", "--save-hf"])
+def test_a_file_in_the_way_of_a_folder_is_refused_before_one_is_made(words, option, tmp_path, capsys):
+    said = f"{option} {tmp_path / 'mine.py'}: cannot write there: a file is there"
+    assert said in refused([*words, option, str(tmp_path / "mine.py")])[1]
+    assert train.run([*words, option, str(tmp_path / "mine.py"), "--dry-run"]) == 0
+    assert f"not on this machine: {said}" in " ".join(capsys.readouterr().out.split())
+    assert not (tmp_path / "out").exists()

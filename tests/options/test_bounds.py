@@ -95,3 +95,25 @@ def test_every_number_of_slimes_own_is_bounded_or_free_for_a_reason():
     }  # fmt: skip
     numbers = {option.dest for option in own.OPTIONS if option.type in ("int", "float") and not option.many}
     assert numbers - bounded == free, "a number of slime's own goes into a row of BOUNDS (options/checks/bounds.py)"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--load", ""], "--load is empty"),
+        (["--input-key="], "--input-key is empty"),
+        (["--rollout-stop", "</a>", ""], "--rollout-stop is empty"),
+        (["--save=~/checkpoints"], "--save is ~/checkpoints, with a ~ that no shell has replaced"),
+    ],
+)
+def test_a_text_of_nothing_or_with_a_home_that_no_shell_has_replaced_is_refused(words, said):
+    """Taken as they are, the one is silently another option's default, the other a folder called ~."""
+    with pytest.raises(UsageError) as caught:
+        check(resolve([*GOOD.split(), *words], [], "train"))
+    assert said in caught.value.message
+
+
+def test_so_is_such_a_text_of_a_profile(tmp_path):
+    (tmp_path / "mine.yaml").write_text("slime: {run-dir: ~/runs/one}")
+    with pytest.raises(UsageError, match="--run-dir is ~/runs/one, with a ~"):
+        check(resolve(GOOD.split(), [str(tmp_path / "mine.yaml")], "train"))

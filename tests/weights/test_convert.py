@@ -144,7 +144,7 @@ def test_options_that_follow_from_a_config_are_printed_as_a_profile_and_as_flags
     layer = profiles.load(str(tmp_path / "model.yaml")).layer
     assert (layer, []) == from_argv(as_flags.stdout.split(), "convert")
     assert layer["megatron", "num_layers"] == 2 and layer["megatron", "add_bias_linear"] is False
-    assert "no such file" in refused(3, "derive", "--hf-checkpoint", tmp_path)
+    assert "config.json is missing" in refused(3, "derive", "--hf-checkpoint", tmp_path)
 
 
 def test_layers_that_predict_further_tokens_are_kept_and_other_strangers_refused(tmp_path):

@@ -2,11 +2,12 @@
 
 import json
 import pathlib
+import re
 
 import pytest
 
 from slime_cli.errors import DataError
-from slime_cli.weights import headers, tensors, whole
+from slime_cli.weights import architecture, headers, tensors, whole
 from tests import checkpoints
 from tests.checkpoints import SHARDS
 
@@ -207,3 +208,52 @@ def test_a_tokenizer_of_another_form_is_damage(model, fields):
 def test_rows_of_a_text_model_within_another(model):
     configure(model, vocab_size=None, text_config={"vocab_size": 20})
     assert "'z' has id 25, and the embedding has 20 rows" in whole.check_tokenizer(model).detail
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "is not a JSON object"),
+        ("", "is empty"),
+        (json.dumps(checkpoints.CONFIG | {"num_hidden_layers": "2"}), 'num_hidden_layers takes a number, got "2" in quotes'),
+        (json.dumps(checkpoints.CONFIG | {"torch_dtype": "torch.fp32"}), "the dtype 'torch.fp32' is none of float32"),
+    ],
+)
+def test_a_config_of_another_form_is_named_by_every_reader(text, said, model):
+    (model / "config.json").write_text(text)
+    assert said in whole.check_config(model).detail
+    whole.check_weights(model)
+    with pytest.raises(DataError, match=said):
+        architecture.read_config(str(model))
+
+
+def test_a_pointer_in_the_place_of_a_file_is_named(model):
+    (model / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 7\n")
+    assert "Git LFS pointer" in whole.check_tokenizer(model).detail
+
+
+def test_an_empty_file_of_weights_is_named(model):
+    (model / SHARDS[1]).write_bytes(b"")
+    assert whole.check_weights(model).detail == f"{SHARDS[1]} is empty"
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ("~/model", r"\$HOME"),
+        ("tiny:qwen3", "--run-dir"),
+        ("org/name", "hf download org/name"),
+        ("model/config.json", "give its folder, model$"),
+        ("nowhere", "give the folder of an HF checkpoint"),
+    ],
+)
+def test_what_is_no_folder_is_answered_with_what_was_meant(given, fix, model, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    with pytest.raises(DataError) as found:
+        architecture.read_config(given)
+    assert re.search(fix, found.value.fix)
+
+
+def test_a_megatron_checkpoint_is_named_where_an_hf_one_belongs(tmp_path):
+    (tmp_path / "iter_0000000").mkdir()
+    assert "that is a Megatron checkpoint" in whole.check_config(tmp_path).fix

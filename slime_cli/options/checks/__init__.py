@@ -24,7 +24,7 @@ from slime_cli.options.resolve import Resolved
 
 __all__ = ["check", "layout"]
 
-NUMBERS: tuple[Check, ...] = (bounds.bounds,)
+NUMBERS: tuple[Check, ...] = (bounds.bounds, bounds.texts)
 """What the others count with: they are asked only when these have found nothing."""
 ALWAYS: tuple[Check, ...] = (batch.required, placement.cluster)
 """For every command that resolves options."""

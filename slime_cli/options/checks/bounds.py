@@ -1,4 +1,4 @@
-"""Numbers out of any sense: what each option must be, slime's own and those of the engines that people set.
+"""Values out of any sense: numbers, slime's own and those of the engines that people set; texts, slime's own.
 
 A new number of slime's own goes into its row here. (NaN is no number of any option: ``spec.py`` refuses it.)
 """
@@ -31,7 +31,7 @@ BOUNDS: dict[tuple[str, str], str] = {
     ("slime", "above 0"): "rm_timeout opd_teacher_timeout",
     ("slime", "at least 0"): """
         rollout_num_gpus rollout_seed num_critic_only_steps kl_coef kl_loss_coef opd_kl_coef opsm_delta
-        rs_veto_threshold eval_temperature ckpt_step""",
+        rs_veto_threshold eval_temperature ckpt_step rollout_stop_token_ids""",
     ("slime", "at least 0, or inf"): "value_clip max_logprob_diff",
     ("slime", "between 0 and 1"): "gamma lambd",
     ("slime", "above 0 and at most 1"): "rollout_top_p eval_top_p",
@@ -81,6 +81,19 @@ def bounds(r: Resolved) -> Iterator[Problem]:
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, int | float) and not RANGES[range_](number):
                     yield f"{_flag(section, dest)} is {number}", f"it must be {range_}"
+
+
+def texts(r: Resolved) -> Iterator[Problem]:
+    """A script's unset variable gives an empty text, and a path after = or in a profile keeps its ~."""
+    for option in own.OPTIONS:
+        value = r.slime.get(option.dest)
+        if option.type != "str" or r.origins.get(f"slime.{option.dest}", "default") == "default":
+            continue
+        for text in value if isinstance(value, list) else [value]:
+            if text == "":
+                yield f"{option.flag} is empty", "give a value, or leave the option out"
+            elif isinstance(text, str) and text.startswith("~/"):
+                yield f"{option.flag} is {text}, with a ~ that no shell has replaced", "write the whole path, or $HOME in a command line"
 
 
 def _flag(section: str, dest: str) -> str:
