@@ -29,6 +29,7 @@ from slime_cli.buffer.messages import (
     parts_text,
 )
 from slime_cli.buffer.types import PromptRow
+from slime_cli.buffer.values import unstorable
 from slime_cli.errors import DataError, UsageError
 
 SLICE = re.compile(r"^(?P<uri>.*)@\[(?P<inside>[^\[\]]*)\]$", re.DOTALL)
@@ -101,7 +102,7 @@ def parse_query(text: str, where: str) -> dict[str, list[str]]:
 
 
 def label_text(value: Any, field: str) -> str:
-    """Labels are text: parts of text become it, numbers, booleans and structures their JSON text."""
+    """Labels are text: parts of text become it, numbers, booleans and structures their JSON text, a column's dates and decimals their own."""
     if isinstance(value, str):
         return value
     if (text := parts_text(value)) is not None:
@@ -110,6 +111,10 @@ def label_text(value: Any, field: str) -> str:
         raise RowProblem(field, "null")
     if isinstance(value, float) and not math.isfinite(value):
         raise RowProblem(field, f"{value} is no number to compare with")
+    if isinstance(value, bytes):
+        raise RowProblem(field, "bytes, not text")
+    if not isinstance(value, bool | int | float | list | dict):  # of a column: a date, a decimal number
+        return str(value)
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -138,7 +143,11 @@ class RowContract:
         elif not prompt.strip():
             raise RowProblem(self.input_key, "empty text")
         label = label_text(self._field(record, self.label_key), self.label_key) if self.label_key else None
-        return PromptRow(prompt, label, self._metadata(record, columnar), file, row)
+        metadata = self._metadata(record, columnar)
+        for key, value in ((self.input_key, prompt), (self.metadata_key, metadata)):
+            if (why := unstorable(value)) is not None:
+                raise RowProblem(key, f"it can't be stored as JSON: {why}; write it as text")
+        return PromptRow(prompt, label, metadata, file, row)
 
     def _field(self, record: dict[str, Any], key: str) -> Any:
         if key not in record:

@@ -8,6 +8,7 @@ import abc
 import bisect
 import collections
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -99,10 +100,25 @@ class JsonLines(Table):
             line.decode()
         except UnicodeDecodeError as wrong:
             return f"not UTF-8: byte 0x{line[wrong.start]:02x} at column {wrong.start + 1}"
+        if isinstance(error, msgspec.MsgspecError) and (lenient := _read_by_python(line)):
+            return f"not JSON: {lenient}"
         return f"not JSON: {error}"
 
     def digest(self) -> str:
         return self._hash.hexdigest()
+
+
+def _read_by_python(line: bytes) -> str | None:
+    """What Python's own reader and writer let pass, and JSON does not have."""
+    constants: list[str] = []
+    try:
+        found = json.loads(line, parse_constant=constants.append)
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "an escape is half of a pair of surrogates, and so no character"
+    except (ValueError, RecursionError):
+        return None
+    return f"{constants[0]} is no number there; null is" if constants else None
 
 
 class Parquet(Table):

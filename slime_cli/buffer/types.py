@@ -8,11 +8,11 @@ a run and is the journal's key. It ends in one sample, or fans out into several 
 
 import dataclasses
 import enum
-import json
 import math
 from collections.abc import Iterable
 from typing import Any
 
+from slime_cli.buffer.values import unstorable
 from slime_cli.errors import DataError
 
 
@@ -65,6 +65,8 @@ class RowError(DataError):
 PER_TOKEN = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
 """Fields of a sample with one entry for each response token, or None."""
 MAX_LOG_PROB = 1e-3
+MAX_ID = 2**31
+"""Of the ids that top-p left, as a batch's file has them."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -128,7 +130,7 @@ class Sample:
 
     def check(self, rows: int | None = None) -> None:
         """Raises ValueError for what can't be stored or trained: ids beyond the ``rows`` of the embedding, per-token lists that do
-        not fit ``response_length``, numbers that are not finite where a token is trained, metadata that is no plain values."""
+        not fit ``response_length``, numbers that are not finite where a token is trained, values that are not plain."""
         if not isinstance(self.tokens, list):
             raise ValueError(f"sample {self.index}: tokens is {type(self.tokens).__name__}, not a list of ids")
         if not isinstance(self.response_length, int) or not 0 <= self.response_length <= len(self.tokens):
@@ -149,18 +151,15 @@ class Sample:
         for name in ("rollout_log_probs", "teacher_log_probs"):
             if getattr(self, name) is not None:
                 self._check_log_probs(name)
-        for name in ("response", "label"):
-            value = getattr(self, name)
-            if not isinstance(value, str) and (name, value) != ("label", None):
-                raise ValueError(f"sample {self.index}: {name} is {type(value).__name__}, not text")
-        try:
-            json.dumps([self.metadata, self.prompt])
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"sample {self.index}: metadata or prompt can't be stored: {error}") from None
-
+        self._check_stored()
         offsets, ids = self.rollout_top_p_token_offsets, self.rollout_top_p_token_ids
         if (offsets is None) != (ids is None):
             raise ValueError(f"sample {self.index}: rollout_top_p_token_ids and rollout_top_p_token_offsets go together")
+        if ids is not None:
+            self._check_types("rollout_top_p_token_ids", {int})
+            self._check_types("rollout_top_p_token_offsets", {int})
+            if not 0 <= min(ids, default=0) <= max(ids, default=0) < (rows or MAX_ID):
+                raise ValueError(f"sample {self.index}: rollout_top_p_token_ids are not among the {rows} rows of the model's embedding")
         if offsets is not None and (
             len(offsets) != self.response_length + 1 or offsets[0] != 0 or offsets[-1] != len(ids) or sorted(offsets) != list(offsets)
         ):
@@ -168,6 +167,22 @@ class Sample:
         routes, shape = self.rollout_routed_experts, self.routed_experts_shape
         if routes is not None and len(routes) != 2 * math.prod(shape or ()) * (len(self.tokens) - 1):
             raise ValueError(f"sample {self.index}: rollout_routed_experts has {len(routes)} bytes for {len(self.tokens)} tokens of {shape}")
+
+    def _check_stored(self) -> None:
+        """Raises ValueError for what the journal or a batch's file does not take."""
+        if not isinstance(self.metadata, dict):
+            raise ValueError(f"sample {self.index}: metadata is {type(self.metadata).__name__}, not a dict")
+        for name in ("response", "label"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (name, value) != ("label", None):
+                raise ValueError(f"sample {self.index}: {name} is {type(value).__name__}, not text")
+        if self.routed_experts_shape is not None:
+            self._check_types("routed_experts_shape", {int})
+        self._check_types("weight_versions", {str})
+        kept = {name: getattr(self, name) for name in ("metadata", "prompt", "response", "label", "weight_versions")}
+        if why := unstorable(list(kept.values())):
+            name = next((name for name, value in kept.items() if unstorable(value)), "a field")
+            raise ValueError(f"sample {self.index}: {name} can't be stored: {why}")
 
     def _check_types(self, name: str, allowed: set[type]) -> None:
         if strange := {*map(type, getattr(self, name))} - allowed:

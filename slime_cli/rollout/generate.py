@@ -140,10 +140,12 @@ class Generator:
             whole = await self.teacher.teach(whole, failed)
             for reason in {reason for index, reason in failed.items() if index not in known}:
                 self.failures.show(Failure(reason, self.teacher.details[reason]))
-        for sample, reward in zip(whole, await self.rewards.score_group(whole, self.args, self.boundary.stops), strict=True):
+        by_user = [bool(custom_path(sample, self.args)) for sample in whole]
+        rewards = await self.rewards.score_group(whole, self.args, self.boundary.stops)
+        for sample, reward, may_be_changed in zip(whole, rewards, by_user, strict=True):
             if isinstance(reward, RewardFailure):
                 fail(sample.index, Failure(f"reward_{reward.kind}", reward.detail, reward.trace))
-            elif custom_path(sample, self.args) and (fault := self.boundary.fault(sample, training)):  # it may have changed it
+            elif may_be_changed and (fault := self.boundary.fault(sample, training)):
                 fail(sample.index, Failure("reward_invalid", fault))
             else:
                 sample.reward = reward
@@ -200,7 +202,7 @@ class Generator:
             return Failure("generation_error", raised.sentence(error), raised.trace(error))
         try:
             made = hooks.siblings(self.custom_place, leased, result)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RuntimeError) as error:  # a tensor's truth, a value that holds itself
             return Failure("generation_invalid", f"{self.custom_place}: {error}")
         for sample in made:
             if sample.status is Status.PENDING:

@@ -17,6 +17,7 @@ from typing import Any
 from slime_cli import processes
 from slime_cli.buffer.source_base import nearest
 from slime_cli.buffer.types import PER_TOKEN, Sample, Status
+from slime_cli.buffer.values import NotPlain, plain
 from slime_cli.errors import SlimeError, UsageError
 from slime_cli.rollout import hook_files, raised
 
@@ -101,14 +102,28 @@ def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
     return [dataclasses.replace(one, **identity, part=part, **_plain_fields(one)) for part, one in enumerate(found)]
 
 
+OTHER_LISTS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "routed_experts_shape")
+
+
 def _plain_fields(sample: Sample) -> dict[str, Any]:
     """The fields that functions like to fill with arrays, tensors or numbers of their kinds, and the status as one of ours."""
-    lists = {name: getattr(sample, name) for name in ("tokens", *PER_TOKEN, "rollout_top_p_token_ids", "rollout_top_p_token_offsets")}
+    lists = {name: getattr(sample, name) for name in ("tokens", *PER_TOKEN, *OTHER_LISTS)}
     out = {name: None if values is None else [_number(v) for v in _list(values)] for name, values in lists.items()}
     if out["loss_mask"] is not None:
         out["loss_mask"] = [int(value) if value in (0, 1) else value for value in out["loss_mask"]]
     versions = [str(version) for version in sample.weight_versions]
-    return out | {"remove_sample": bool(sample.remove_sample), "status": Status(sample.status), "weight_versions": versions, "response_length": _number(sample.response_length)}
+    return out | {
+        "remove_sample": bool(sample.remove_sample), "status": Status(sample.status), "weight_versions": versions,
+        "response_length": _number(sample.response_length),
+        **{name: _plain(sample, name) for name in ("metadata", "response", "label", "prompt")},
+    }  # fmt: skip
+
+
+def _plain(sample: Sample, name: str) -> Any:
+    try:
+        return plain(getattr(sample, name))
+    except (NotPlain, RecursionError) as error:
+        raise ValueError(f"sample {sample.index}: {name} can't be stored: {error}") from None
 
 
 def _list(values: Any) -> Any:

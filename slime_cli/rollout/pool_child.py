@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from slime_cli.buffer.values import NotPlain, plain
 from slime_cli.errors import SlimeError
 from slime_cli.rollout import raised
 from slime_cli.rollout.pool import LENGTH, RewardFailure
@@ -149,28 +150,6 @@ def same(left: Any, right: Any) -> bool:
         return bool(left == right)
     except Exception:  # arrays, whose equality is no single truth
         return False
-
-
-class NotPlain(Exception):
-    pass
-
-
-def plain(value: Any) -> Any:
-    """Numbers, text, lists, tuples and dicts of them; arrays and tensors become numbers and lists; else NotPlain."""
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    if isinstance(value, dict):
-        return {plain(key): plain(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [plain(part) for part in value]
-    if isinstance(value, tuple):
-        return tuple(plain(part) for part in value)
-    for base in (int, float, str):
-        if isinstance(value, base):
-            return base(value)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise NotPlain(f"{type(value).__name__} {value!r:.200} is no plain value")
 
 
 def guarded(run: Callable[[Any], Any], payload: Any) -> Any:

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_cli.buffer.types import Sample, Status
+from slime_cli.buffer.values import NotPlain, plain, unstorable
 from slime_cli.errors import SlimeError
 from slime_cli.rollout import graders
 from slime_cli.rollout.pool import RewardFailure, Work, WorkerPool
-from slime_cli.rollout.pool_child import plain
 
 __all__ = ["RewardFailure", "RewardPool"]
 
@@ -35,7 +35,13 @@ REMOTE_IN_FLIGHT = 64
 
 def custom_path(sample: Sample, args: Any) -> str | None:
     """The user's function for this sample, if any."""
-    return sample.metadata.get("custom_rm_path") or args.custom_rm_path
+    return _named(sample, "custom_rm_path") or args.custom_rm_path
+
+
+def _named(sample: Sample, key: str) -> Any:
+    """What the row itself asks for; a value that is no text never names anything, and is shown as it is written."""
+    value = sample.metadata.get(key)
+    return value if value is None or isinstance(value, str) else repr(value)
 
 
 def checked_reward(value: Any, key: str | None, needs_key: bool = True) -> Reward | RewardFailure:
@@ -49,6 +55,8 @@ def checked_reward(value: Any, key: str | None, needs_key: bool = True) -> Rewar
         return RewardFailure(
             "bad_value", f"the reward is {type(value).__name__} {value!r:.100}, not a number or a dict"
         )
+    if why := unstorable(value):
+        return RewardFailure("bad_value", f"the reward {value!r:.100} can't be stored: {why}")
     if key is None:
         hint = f"the reward is a dict with {', '.join(map(str, value)) or 'nothing'}; name its number with --reward-key"
         return RewardFailure("bad_value", hint) if needs_key else value
@@ -105,9 +113,9 @@ class RewardPool:
         try:
             result = self._judge(await self._outcome(sample, args, stops), [sample], args)[0]
         except Exception as error:  # a sample or options of a shape nobody foresaw: still only this sample
-            result = RewardFailure(
-                "error", str(error) if isinstance(error, SlimeError) else f"{type(error).__name__}: {error}"
-            )
+            kind = "bad_value" if isinstance(error, NotPlain) else "error"
+            said = str(error) if isinstance(error, SlimeError | NotPlain) else f"{type(error).__name__}: {error}"
+            result = RewardFailure(kind, said)
         return self._counted(result)
 
     async def score_group(self, samples: list[Sample], args: Any, stops: Sequence[str] = ()) -> list[Reward | RewardFailure]:
@@ -121,7 +129,11 @@ class RewardPool:
             )
         else:
             outcome = await self._group_outcome(paths.pop(), samples, args)
-        return [self._counted(result) for result in self._judge(outcome, samples, args)]
+        try:
+            results = self._judge(outcome, samples, args)
+        except ValueError as error:  # a status that there is not
+            results = [RewardFailure("bad_value", str(error))] * len(samples)
+        return [self._counted(result) for result in results]
 
     async def _outcome(self, sample: Sample, args: Any, stops: Sequence[str]) -> Any:
         """``([value], [changed fields])`` or a failure."""
@@ -131,7 +143,7 @@ class RewardPool:
         elif path:
             outcome = await self.workers.submit(Work("reward", path), pickle.dumps(sample.to_dict()), args)
         else:
-            rm_type = sample.metadata.get("rm_type") or args.rm_type
+            rm_type = _named(sample, "rm_type") or args.rm_type
             if not rm_type:
                 return RewardFailure(
                     "error", "no reward is set: pass --rm-type or --custom-rm-path, or metadata['rm_type']"

@@ -1,5 +1,7 @@
 """Prompt sources: every bad row is named, slices are Python's, procedural questions are reproducible and disjoint."""
 
+import datetime
+import decimal
 import json
 import os
 import sys
@@ -45,6 +47,8 @@ def test_rows_carry_prompt_label_metadata_tools_and_line(tmp_path):
     [
         (b'{"input": "x"', "", "not JSON"),
         (b'{"input": "\xff", "label": 1}', "", "not UTF-8: byte 0xff at column 12"),
+        (b'{"input": "x", "label": NaN}', "", "not JSON: NaN is no number there; null is"),
+        (b'{"input": "x\\ud83d", "label": 1}', "", "not JSON: an escape is half of a pair of surrogates"),
         (b"[1, 2]", "", "a list, not a JSON object"),
         (b'"text"', "", "text, not a JSON object"),
         ({"inputs": "x", "label": 1}, "input", "did you mean 'inputs'"),
@@ -57,6 +61,8 @@ def test_rows_carry_prompt_label_metadata_tools_and_line(tmp_path):
         ({"input": "x", "label": None}, "label", "null"),
         ({"input": "x", "label": 1, "metadata": "m"}, "metadata", "text, not an object"),
         ({"input": "x", "label": 1, "tools": {}}, "tools", "not a list"),
+        ({"input": "x", "label": 1, "metadata": {"seed": 2**64}}, "metadata", "can't be stored as JSON: can't serialize ints"),
+        ({"input": [{"role": "user", "content": "x", "id": 2**64}], "label": 1}, "input", "can't be stored as JSON"),
     ],
 )
 def test_a_bad_row_fails_by_name_or_is_skipped_and_counted(tmp_path, bad, field, reason):
@@ -181,6 +187,26 @@ def test_parquet_bad_rows_and_columns(tmp_path):
     (tmp_path / "b.parquet").write_text("not parquet")
     with pytest.raises(DataError, match="not a readable Parquet file"):
         open_source(str(tmp_path / "b.parquet"))
+
+
+COLUMN_VALUES = {
+    "date": (datetime.date(2026, 11, 30), "2026-11-30"), "time": (datetime.datetime(2026, 11, 30, 1, 2), "2026-11-30 01:02:00"),
+    "decimal": (decimal.Decimal("1.50"), "1.50"), "bytes": (b"1.50", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COLUMN_VALUES)
+def test_dates_and_decimals_of_a_column_are_labels_as_written_and_no_metadata(tmp_path, kind):
+    value, label = COLUMN_VALUES[kind]
+    path = to_parquet(tmp_path, [{"input": "a", "label": value, "metadata": {"when": value}}])
+    with pytest.raises(DataError, match="row 1, field 'metadata': it can't be stored as JSON"):
+        open_source(path)
+    path = to_parquet(tmp_path, [{"input": "a", "label": value}])
+    if label is None:
+        with pytest.raises(DataError, match="row 1, field 'label': bytes, not text"):
+            open_source(path, label_key="label")
+    else:
+        assert open_source(path, label_key="label")[0].label == label
 
 
 def test_datasets_saved_and_loaded(tmp_path):

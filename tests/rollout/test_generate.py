@@ -5,6 +5,7 @@ import dataclasses
 import types
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from slime_cli.buffer.buffer import DataBuffer
@@ -55,6 +56,10 @@ def breaking(args, sample, **kw):
     return 1.0
 def exact(args, sample, **kw): return float(sample.response == sample.label)
 def spoilt(args, sample, **kw): return float("nan") if sample.response == "bad" else 1.0
+def losing(args, sample, **kw):
+    if sample.index == 0: sample.metadata = None
+    return 1.0
+def losing_group(args, samples, **kw): return [losing(args, sample) for sample in samples]
 def of_group(args, samples, **kw): return [(s.reward or 0.0) + 10 * len(samples) for s in samples]
 """
 
@@ -222,13 +227,25 @@ UNFIT = {
     "rollout_log_probs holds 0.9": dict(rollout_log_probs=[0.9]),
     "loss_mask holds 2, not only": dict(loss_mask=[2]),
     "'finished' is not a valid Status": dict(status="finished"),
-    "metadata or prompt can't be stored": dict(metadata={"client": object()}),
+    "metadata can't be stored: object": dict(metadata={"client": object()}),
+    "metadata can't be stored: can't serialize ints": dict(metadata={"seed": 2**70}),
+    "metadata can't be stored: keys must be": dict(metadata={(1, 2): 3}),
+    "metadata is NoneType, not a dict": dict(metadata=None),
+    "metadata is list, not a dict": dict(metadata=["a"]),
+    "metadata can't be stored: maximum recursion": dict(metadata=(endless := {})),
+    "response can't be stored: 'utf-8' codec": dict(response="\ud800"),
+    "prompt can't be stored: 'utf-8' codec": dict(prompt="\ud800"),
+    "weight_versions can't be stored: 'utf-8' codec": dict(weight_versions=["\ud800"]),
+    "rollout_top_p_token_ids holds ['str']": dict(rollout_top_p_token_ids=["a"], rollout_top_p_token_offsets=[0, 1]),
+    "rollout_top_p_token_ids are not among": dict(rollout_top_p_token_ids=[320], rollout_top_p_token_offsets=[0, 1]),
+    "routed_experts_shape holds ['str']": dict(routed_experts_shape="2x2"),
     "label is int, not text": dict(label=3),
     "has no prompt token": dict(tokens=[5]),
     "'NoneType' object is not iterable": dict(weight_versions=None),
     "response is NoneType": dict(response=None),
     "tokens is NoneType, not a list": dict(tokens=None),
 }
+endless["itself"] = endless
 
 
 @pytest.mark.parametrize("said", UNFIT)
@@ -238,6 +255,32 @@ async def test_what_can_not_be_trained_never_reaches_the_buffer_and_the_function
     result = await rollout(journal, args, n=2, boundary=Boundary(rows=320), failures=Failures(4, shown.append))
     assert result.dropped == {"generation_invalid": 1} and journal.ledger().balanced
     assert said in shown[0] and f"{path('scripted')}': scripted ({path('')[:-1]}:" in shown[0]
+
+
+async def test_arrays_and_numbers_of_numpy_become_plain_values(path, journal):
+    change = dict(metadata={"turns": np.int64(2), "seen": np.arange(2), "done": np.bool_(True)}, response=np.str_("x"), label=np.str_("y"))
+    result = await rollout(journal, options(path, ["change"], n=1, generate="scripted", seen=[], change=change), n=1)
+    (sample,) = result.groups[0].finished
+    assert (sample.metadata, sample.response, sample.label) == ({"turns": 2, "seen": [0, 1], "done": True}, "x", "y")
+    assert {*map(type, (*sample.metadata.values(), sample.response))} == {int, list, bool, str}
+
+
+UNSTORABLE = {"bytes": b"x", "big": 2**70, "surrogate": "\ud800", "key": {(1, 2): 3}}
+
+
+@pytest.mark.parametrize("kind", UNSTORABLE)
+async def test_a_reward_that_can_not_be_stored_costs_its_execution(path, journal, kind):
+    script = [("0", {"score": 1.0, "extra": UNSTORABLE[kind]}), ("1", {"score": 0.0, "extra": "fine"})]
+    result = await rollout(journal, options(path, script, reward_key="score"), n=2)
+    assert result.dropped == {"reward_bad_value": 1} and journal.ledger().balanced
+    assert [s.index for s in result.groups[0].finished] == [1]
+
+
+@pytest.mark.parametrize("reward", ["losing", "losing_group"])
+async def test_a_reward_function_that_spoils_a_sample_costs_no_more_than_that(path, journal, reward):
+    args = options(path, [("0",), ("1",)], reward=reward, group_rm=reward == "losing_group")
+    result = await rollout(journal, args, n=2)
+    assert result.dropped == {"reward_invalid": 1} and [s.index for s in result.groups[0].finished] == [1]
 
 
 async def test_not_a_number_where_nothing_is_trained_does_no_harm(path, journal):
