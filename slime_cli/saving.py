@@ -60,10 +60,6 @@ def check_folders(
     if s["save"]:
         check(root(s, folder, run_dir), "--save")
     if s["save_hf"]:
-        try:
-            s["save_hf"].format(rollout_id=0)
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise UsageError(f"--save-hf {s['save_hf']}: {error}", "only {rollout_id} stands for something in it") from None
         check(exports(s), "--save-hf")
 
 

@@ -58,7 +58,7 @@ _MODEL = (
     ("--save", "str", None, "Folder for the trainer's checkpoints; in it, one for each stage where there are several."),
     ("--save-interval", "int", None, "Rollout steps between two checkpoints."),
     ("--keep-checkpoints", "int", 2, "Checkpoints to keep, the newest; the one that became the reference stays besides."),
-    ("--save-hf", "str", None, "Folder for Hugging Face exports, {rollout_id} in it becomes the step; in it, one for each stage where there are several."),
+    ("--save-hf", "str", None, "Folder for Hugging Face exports, {rollout_id} in it becomes the rollout's number; in it, one for each stage where there are several."),
 )
 _ROLLOUT = (
     ("--num-rollout", "int", None, "Rollout steps to run."),

@@ -7,6 +7,7 @@ people.
 
 import difflib
 import pathlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,14 @@ from slime_cli.options.layers import SECTIONS, Layer, close_names, from_map, sug
 FOLDER = pathlib.Path(__file__).parents[1] / "profiles"
 KINDS = ("runs", "models")
 """Subfolders, in the order in which a name is looked up."""
+
+STAGE_NAME = re.compile(r"\w([\w .+=-]{0,61}[\w+=-])?")
+"""A stage's name is a folder in the run directory, and stands in messages and file names."""
+RUNS_OWN = {
+    "run.json", "summary.json", "metrics.jsonl", "reward.png", "endpoint.json", "endpoint.claim.json", "logs", "model", "trace",
+    "journal.sqlite", "rollouts", "checkpoints", "weights", "eval",
+}  # fmt: skip
+"""What else is in a run directory."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,20 @@ def load(name: str) -> Profile:
         where = f"{path}: stage {number + 1}"
         _check_keys(stage, (*SECTIONS, "name"), where)
         from_map(stage, where)
-        named.append({**stage, "name": str(stage.get("name") or f"stage-{number + 1}")})
+        named.append({**stage, "name": _stage_name(stage.get("name"), number, [other["name"] for other in named], where)})
     return Profile(name, path, str(content.get("description", "")).strip(), from_map(content, str(path)), tuple(named))
+
+
+def _stage_name(given: Any, number: int, others: list[str], where: str) -> str:
+    name = f"stage-{number + 1}" if characters.absent(given) else given
+    if not isinstance(name, str) or not STAGE_NAME.fullmatch(name):
+        fix = "it becomes a folder: up to 63 letters, digits, spaces and ._+=- that begin with a letter or digit"
+        raise UsageError(f"{where}: {name!r} is no name of a stage", fix)
+    if name in RUNS_OWN:
+        raise UsageError(f"{where}: a run directory has a {name} of its own", "give the stage another name")
+    if name.casefold() in map(str.casefold, others):
+        raise UsageError(f"{where}: another stage is called {name!r} too", "give each stage a name of its own")
+    return str(name)
 
 
 def _check_keys(content: Any, allowed: tuple[str, ...], where: str) -> None:

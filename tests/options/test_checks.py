@@ -217,6 +217,17 @@ def test_an_embedding_is_never_padded():
         assert "keeps the rows" in caught.value.fix or "keeps the rows" in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["hf/{step}", "hf/{0}", "hf/{", "hf/{rollout_id.x}", "hf/{}", "hf/{rollout_id", "hf/{rollout_id:zz}", "hf/{{rollout_id}}"])
+def test_an_export_whose_name_stands_for_nothing_is_refused(name):
+    with pytest.raises(UsageError, match="--save-hf"):
+        check(resolved(f"--save-hf {name}"))
+
+
+@pytest.mark.parametrize("name", ["hf", "hf/{rollout_id}", "hf/{rollout_id:04d}"])
+def test_an_export_is_named_after_its_rollout_or_replaces_the_last(name):
+    check(resolved(f"--save-hf {name}"))
+
+
 def test_the_bound_on_log_probabilities_is_for_what_slime_generates():
     assert resolved("").slime["max_logprob_diff"] == 0.5
     assert resolved("--custom-generate-function-path a.py:f").slime["max_logprob_diff"] is None

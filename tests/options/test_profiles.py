@@ -71,11 +71,28 @@ def test_a_flag_takes_back_what_a_profile_gives(tmp_path):
         ("stages: {}\nslime: [", "not readable as YAML"),
         ("stages: [{slime: {rollout-sed: 1}}]", "stage 1: slime.rollout-sed"),
         ("stages: [{what: 1}]", "stage 1: unknown section `what`"),
+        ("stages: [{name: a/b}]", "stage 1: 'a/b' is no name of a stage"),
+        ("stages: [{name: ..}]", "stage 1: '..' is no name of a stage"),
+        ("stages: [{name: .lock}]", "is no name of a stage"),
+        ("stages: [{name: '[red]x'}]", "is no name of a stage"),
+        ('stages: [{name: "a\\0b"}]', "is no name of a stage"),
+        ("stages: [{name: [a]}]", "is no name of a stage"),
+        ("stages: [{name: ''}]", "is no name of a stage"),
+        (f"stages: [{{name: {'a' * 64}}}]", "is no name of a stage"),
+        ("stages: [{name: logs}]", "stage 1: a run directory has a logs of its own"),
+        ("stages: [{name: rl}, {name: RL}]", "stage 2: another stage is called 'RL' too"),
+        ("stages: [{}, {name: stage-1}]", "stage 2: another stage is called 'stage-1' too"),
     ],
 )
 def test_errors_name_file_key_and_nearest(tmp_path, text, said):
     message = refused(tmp_path, text)
     assert said in message and "mine.yaml" in message
+
+
+def test_stages_are_named_in_any_alphabet_or_by_their_place(tmp_path):
+    text = "stages: [{name: ~}, {name: été run 1}, {name: 3}, {name: 預熱_v1.5}]"
+    names = [stage["name"] for stage in profiles.load(written(tmp_path, text)).stages]
+    assert names == ["stage-1", "été run 1", "3", "預熱_v1.5"] and {*map(type, names)} == {str}
 
 
 def test_unknown_profile_lists_the_known():

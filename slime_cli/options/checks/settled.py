@@ -1,6 +1,6 @@
 """Options of slime's launch scripts that have one meaning here (``own.py``, group launch-script).
 
-Where nothing follows from them that is said; where they ask for anything else they are refused.
+Where nothing follows from them that is said; where they ask for anything else they are refused. And the name of exports.
 """
 
 from collections.abc import Iterator
@@ -51,4 +51,15 @@ def _rollout_function(path: str | None, loss: str) -> Iterator[Problem]:
         )
 
 
-TRAIN = (settled,)
+def exports(r: Resolved) -> Iterator[Problem | str]:
+    given = r.slime["save_hf"]
+    try:
+        folders = [given.format(rollout_id=rollout_id) for rollout_id in (0, 1)] if given else []
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        yield f"--save-hf {given}: {error!r}", "only {rollout_id} stands for something in it: {rollout_id}, {rollout_id:04d}"
+        return
+    if "{" in (given or "") and folders[0] == folders[1]:
+        yield f"--save-hf {given} is {folders[0]} for every rollout", "write {rollout_id} in it, in single braces"
+
+
+TRAIN = (settled, exports)
