@@ -19,7 +19,7 @@ FOLDER = pathlib.Path(__file__).parents[1] / "profiles"
 KINDS = ("runs", "models")
 """Subfolders, in the order in which a name is looked up."""
 
-STAGE_NAME = re.compile(r"\w([\w .+=-]{0,61}[\w+=-])?")
+STAGE_NAME = re.compile(r"\w([\w .:+=-]{0,61}[\w:+=-])?")
 """A stage's name is a folder in the run directory, and stands in messages and file names."""
 RUNS_OWN = {
     "run.json", "summary.json", "metrics.jsonl", "reward.png", "endpoint.json", "endpoint.claim.json", "logs", "model", "trace",
@@ -86,7 +86,7 @@ def load(name: str) -> Profile:
 def _stage_name(given: Any, number: int, others: list[str], where: str) -> str:
     name = f"stage-{number + 1}" if characters.absent(given) else given
     if not isinstance(name, str) or not STAGE_NAME.fullmatch(name):
-        fix = "it becomes a folder: up to 63 letters, digits, spaces and ._+=- that begin with a letter or digit"
+        fix = "it becomes a folder: up to 63 letters, digits, spaces and ._:+=- that begin with a letter or digit"
         raise UsageError(f"{where}: {name!r} is no name of a stage", fix)
     if name in RUNS_OWN:
         raise UsageError(f"{where}: a run directory has a {name} of its own", "give the stage another name")
