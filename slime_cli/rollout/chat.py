@@ -4,6 +4,7 @@ Whatever is wrong with one row is a :class:`RowError` with its file and line, ra
 Buffer decides whether it ends the run. Callers: the stage, evaluation, and the check of the data before a run starts.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable
@@ -88,6 +89,8 @@ class Renderer:
 
     def __init__(self, checkpoint: str, options: RenderOptions, say: Callable[[str], None] | None = None):
         self.options, self.say, self.apply = options, say, options.apply_chat_template
+        self._looked_for: set[str] = set()
+        """Of what a template may leave out, what a row had."""
         self.tokenizer = load(checkpoint)
         if self.apply and not self.tokenizer.chat_template:
             raise DataError(
@@ -161,6 +164,7 @@ class Renderer:
             messages = [*messages, {"role": "assistant", "content": label}]
         tools = row.metadata.get("tools") or None
         messages = self._settled(row, messages, tools)
+        self._say_what_is_left_out(row, messages, tools)
         self._refuse(row, [messages, tools], "it")
         marked = self._marked(row, [messages, tools])
         return Talk(row, messages, tools, None if marked == [messages, tools] else tuple(marked))
@@ -182,6 +186,21 @@ class Renderer:
                 if given is None or _but_for_null(given) == _but_for_null(text(empty) or ""):
                     messages = empty
         return messages
+
+    def _say_what_is_left_out(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None) -> None:
+        """Once for tools and for calls of them, at the first row that has some: a template that knows of neither leaves them out."""
+        without_calls = [{key: value for key, value in m.items() if key != "tool_calls"} for m in messages]
+        looked = {
+            "tools": (tools, messages, None),
+            "tool calls": (any(m.get("tool_calls") for m in messages), without_calls, tools),
+        }  # fmt: skip
+        for what, (there, other_messages, other_tools) in looked.items():
+            if not there or self.say is None or what in self._looked_for:
+                continue
+            self._looked_for.add(what)
+            with contextlib.suppress(RowError):  # what is wrong with the row is said where it is rendered
+                if self._render(row, messages, tools, False) == self._render(row, other_messages, other_tools, False):
+                    self.say(f"warning: {row.source}:{row.row}: the chat template writes no {what}: the model neither sees nor learns them")
 
     def _render(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None, generate: bool) -> str:
         kwargs = self.options.template_kwargs | ({"tools": tools} if tools else {})

@@ -169,10 +169,6 @@ class SupervisedRenderer(Renderer):
             raise RowError(
                 talk.row, "empty_answer", f"the chat template leaves out the assistant's answer in message {i + 1}", fix
             )
-        if self.say is not None:
-            where = f"{talk.row.source}:{talk.row.row}"
-            self.say(f"{where}: the chat template writes no tool calls: of such turns only the end is trained")
-            self.say = None
 
 
 def lease_examples(buffer: DataBuffer, boundary: Boundary, count: int, rollout_id: int) -> list[Group]:

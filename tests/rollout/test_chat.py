@@ -7,7 +7,7 @@ import pytest
 from slime_cli.buffer.types import PromptRow, RowError, Sample
 from slime_cli.errors import DataError
 from slime_cli.options.resolve import resolve
-from slime_cli.rollout.chat import RenderOptions
+from slime_cli.rollout.chat import Renderer, RenderOptions
 from slime_cli.rollout.supervised import SupervisedRenderer
 from slime_cli.weights import tiny
 
@@ -75,6 +75,30 @@ def test_a_template_that_rewrites_history_is_refused(renderer, monkeypatch):
     monkeypatch.setattr(renderer.tokenizer, "chat_template", strips)
     with pytest.raises(DataError, match="data.jsonl:7: the chat template rewrites"):
         supervised(renderer, TURNS)
+
+
+ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+ADDED = [TURNS[1], {"role": "assistant", "content": "wait", "tool_calls": [ADD]}, {"role": "tool", "content": "3"}]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("{{ m.content }}", ["tools", "tool calls"]),
+        ("{{ m.content }}{{ m.tool_calls }}", ["tools"]),
+        ("{{ m.content }}{{ tools }}", ["tool calls"]),
+        ("{{ m.content }}{{ tools }}{{ m.tool_calls }}", []),
+    ],
+)
+def test_what_a_template_leaves_out_of_a_conversation_with_tools_is_said_once(renderer, monkeypatch, written, said):
+    monkeypatch.setattr(renderer.tokenizer, "chat_template", f"{{% for m in messages %}}<|{{{{ m.role }}}}|>{written}{{% endfor %}}")
+    warnings = []
+    fresh = Renderer(renderer.tokenizer.name_or_path, renderer.options, warnings.append)
+    fresh.tokenizer = renderer.tokenizer
+    fresh.prompt(PromptRow("plain", None, {}, "data.jsonl", 1))
+    for line in (2, 3):
+        fresh.prompt(PromptRow(ADDED, None, {"tools": [{"type": "function", "function": {"name": "add"}}]}, "data.jsonl", line))
+    assert warnings == [f"warning: data.jsonl:2: the chat template writes no {what}: the model neither sees nor learns them" for what in said]
 
 
 # -- templates of other kinds, over the same tokenizer -----------------------------------------------------------------
