@@ -4,12 +4,10 @@ Reads ``FOLDER/job.json``; rank 0 appends what it does to ``FOLDER/phases``; an 
 ``FOLDER/RANK.error.json``. Ends when its owner does.
 """
 
-import ctypes
 import json
 import logging
 import os
 import pathlib
-import signal
 import sys
 import types
 import warnings
@@ -18,6 +16,7 @@ from typing import Any
 
 from slime_cli import disk
 from slime_cli.errors import DataError, SlimeError
+from slime_cli.process_signals import die_with_parent
 from slime_cli.weights import tensors
 
 Say = Callable[[str], None]
@@ -25,7 +24,7 @@ Say = Callable[[str], None]
 
 def main() -> None:
     folder, owner = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    die_with_parent()
     if os.getppid() != owner:
         sys.exit(1)
     rank = int(os.environ["RANK"])
@@ -60,7 +59,7 @@ def with_model(job: dict[str, Any], rank: int, say: Say, work: Callable[..., Non
     from slime_cli.hardware import transformer_engine
 
     device = hardware.prepare_trainer()
-    if problem := transformer_engine.problem():
+    if problem := transformer_engine.problem(device.kind):
         say(f"warning: {problem}")
     from megatron.core.enums import ModelType
     from megatron.training.training import get_model
@@ -69,7 +68,7 @@ def with_model(job: dict[str, Any], rank: int, say: Say, work: Callable[..., Non
     from slime_cli.training.model import provider
     from slime_cli.weights.bridge import Bridge
 
-    base = megatron.always(device, transformer_engine=transformer_engine.problem() is None)
+    base = megatron.always(device, transformer_engine=transformer_engine.problem(device.kind) is None)
     args = megatron.parse(argv(base, job), rank, job["tensor"] * job["pipeline"] * job["expert"])
     megatron.initialise(args, device)
     megatron.begin_stage(args)

@@ -18,6 +18,7 @@ from slime_cli import run_dir as folders
 from slime_cli.cluster.cluster import Cluster
 from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
+from slime_cli.options.resolve import args_namespace
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.rewards import RewardPool
 from slime_cli.screen import Screen
@@ -98,8 +99,6 @@ class Conductor:
             path = claim.beside(self.run_dir / "endpoint.json")
             stack.callback(claim.Claim(path, self._name(), self.screen.say).close)
             self.described = {"claim": str(path), **matching.identity(self.model)}
-        from slime_cli.options.resolve import args_namespace
-
         args = args_namespace(options)
         self.rewards = RewardPool.from_args(args)
         stack.callback(lambda: self.wait(self._close()))

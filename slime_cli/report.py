@@ -7,6 +7,7 @@ import pathlib
 from slime_cli import manifests
 from slime_cli.stage import Stage
 from slime_cli.tracing import ledger as ledgers
+from slime_cli.tracing.run_dir import metrics_of
 from slime_cli.weights import sync
 
 
@@ -43,8 +44,6 @@ def summarize(run_dir: pathlib.Path, stages: list[Stage], endpoint: manifests.En
 
 def metric_lines(run_dir: pathlib.Path) -> list[dict]:
     """One line a rollout, the last attempt's where a rollout was trained again."""
-    from slime_cli.tracing.run_dir import metrics_of
-
     return [line for lines in metrics_of(run_dir).values() for line in lines]
 
 

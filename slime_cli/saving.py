@@ -39,7 +39,7 @@ class Saving:
     checkpoint: str
     steps: list[Step]
     seconds: float
-    """Of the stage so far."""
+    """What the stage took so far."""
     stopped: bool
     """``--stop-at-loss`` was reached in it."""
 
@@ -49,7 +49,7 @@ KEEP_WEIGHTS = 2
 
 
 def root(s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
-    """Of a stage's checkpoints. In ``--save`` each stage of a run with several has a folder of its own, as in the run directory."""
+    """The folder of a stage's checkpoints. In ``--save`` each stage of a run with several has a folder of its own, as in the run directory."""
     return (pathlib.Path(s["save"]) / folder.relative_to(run_dir) if s["save"] else folder / "checkpoints").resolve()
 
 

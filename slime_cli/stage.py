@@ -121,7 +121,7 @@ class Stage:
             raise DataError(f"{s['prompt_data']} changed since this run began", "restore the data or start another --run-dir")
         self.journal.put("source", found)
         self.saver = Saver(s, self.folder, self.conductor.run_dir, self.journal, self.trainers, self.span)
-        columns = tuple(c for c in Settings.from_options(s).columns if c != "teacher_log_probs")  # the teacher sees to those
+        columns = tuple(c for c in Settings.from_options(s).columns if c != "teacher_log_probs")  # the teacher adds those
         rows = architecture.vocabulary(self.conductor.model)
         self.boundary = Boundary.of(self.renderer.tokenizer, self.conductor.model, rows, self.args, columns)
         render = self.boundary.checked(self.renderer.prompt if self.policy else self.renderer.example)

@@ -22,7 +22,7 @@ RESULT = {"reward_mean": 0.5, "prompts": 2, "executions": 4, "left_out": 1, "fai
 
 @pytest.fixture
 def evaluations(tmp_path, monkeypatch):
-    """Of one file with two rows, the second of which does not render. The answers are scripted."""
+    """One set of two rows, the second of which does not render. The answers are scripted."""
     (tmp_path / "rows.jsonl").write_text('{"input": "1"}\n{"input": "2"}\n')
 
     async def evaluate(name, source, generator, render, progress):

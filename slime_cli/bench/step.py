@@ -33,7 +33,7 @@ def main(model: str) -> None:
     from slime_cli.weights import architecture
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    argv = megatron.always(device, transformer_engine=transformer_engine.problem() is None)
+    argv = megatron.always(device, transformer_engine=transformer_engine.problem(device.kind) is None)
     argv += architecture.argv(architecture.megatron_args(architecture.read_config(model))) + ["--global-batch-size", "256", "--lr", "1e-4"]
     args = megatron.parse(argv, 0, 1)
     megatron.initialise(args, device)

@@ -3,8 +3,10 @@
 Torch and Megatron are imported in the actor's process only. Every method is called on all ranks at once.
 """
 
+import logging
 import os
 import pathlib
+import warnings
 from typing import Any
 
 from slime_cli import disk, processes
@@ -15,9 +17,6 @@ class TrainerRank:
 
     def __init__(self, rank: int, world_size: int, run_dir: str, trace: bool, working_directory: str):
         processes.enter(working_directory)
-        import logging
-        import warnings
-
         warnings.filterwarnings("ignore")
         logging.getLogger().setLevel(logging.ERROR)
         import torch
@@ -59,7 +58,7 @@ class TrainerRank:
         from slime_cli.training.trainer import Trainer
         from slime_cli.weights.bridge import Bridge
 
-        always = megatron.always(self.device, transformer_engine=transformer_engine.problem() is None)
+        always = megatron.always(self.device, transformer_engine=transformer_engine.problem(self.device.kind) is None)
         args = megatron.parse(always + argv, self.rank, self.world_size)
         critic_args = None if critic_argv is None else megatron.parse(always + critic_argv, self.rank, self.world_size)
         if not torch.distributed.is_initialized():
@@ -73,7 +72,7 @@ class TrainerRank:
         self.trainer.begin()
         return {
             "parameters": sum(p.numel() for module in self.trainer.policy.model for p in module.parameters()),
-            "device": self.device.name, "warning": transformer_engine.problem() or "",
+            "device": self.device.name, "warning": transformer_engine.problem(self.device.kind) or "",
         }  # fmt: skip
 
     def _hooks(self, settings) -> dict[str, Any]:

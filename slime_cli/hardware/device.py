@@ -12,6 +12,7 @@ import shutil
 import subprocess
 
 from slime_cli.errors import UsageError
+from slime_cli.hardware import transformer_engine
 
 CPU_FOLDER = pathlib.Path(__file__).parent / "cpu"
 
@@ -55,9 +56,7 @@ def prepare_trainer() -> Device:
         redirect.install()
     else:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron refuses tensor and context parallelism without
-        from slime_cli.hardware import transformer_engine
-
-        if transformer_engine.problem() is not None:
+        if transformer_engine.problem(device.kind) is not None:
             redirect.stand_in_for_transformer_engine()
     return device
 

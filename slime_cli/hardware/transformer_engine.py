@@ -9,18 +9,16 @@ import importlib.metadata
 import importlib.util
 import sys
 
-from slime_cli.hardware import device
-
 NAME = "transformer_engine"
 
 
 @functools.cache
-def problem() -> str | None:
-    """None where it can be used; else why not, an empty text where it simply is not there or nothing here could use
-    it.
+def problem(kind: str) -> str | None:
+    """None where a device of this ``kind`` can use it; else why not, an empty text where it simply is not there or
+    the device has no use for it.
     """
     spec = importlib.util.find_spec(NAME)
-    if device.find().kind != "cuda" or spec is None or spec.origin is None:  # the stand-in has no file
+    if kind != "cuda" or spec is None or spec.origin is None:  # the stand-in has no file
         return ""
     try:
         importlib.import_module(f"{NAME}.pytorch")

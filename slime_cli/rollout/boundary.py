@@ -24,7 +24,7 @@ class Boundary:
     """As it is without a tokenizer: lengths and numbers are checked, texts are left alone."""
 
     rows: int | None = None
-    """Of the model's embedding; None leaves ids unchecked."""
+    """How many the model's embedding has; None leaves ids unchecked."""
     ends: dict[int, str] = dataclasses.field(default_factory=dict)
     """Token that ends a turn -> its text in a response; empty where special tokens are left out of it."""
     stops: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ async def evaluate(name: str, source, generator: Generator, render: Callable, pr
     failures: collections.Counter[str] = collections.Counter()
 
     async def one(i: int) -> tuple[list[float], list[Sample]]:
-        """Of a prompt: its executions' rewards, none when it is too long, and the samples of those that did not fail."""
+        """The rewards of a prompt's executions, none when it is too long, and the samples of those that did not fail."""
         row = source[i]
         rendered = render(row)
         if rendered is None:

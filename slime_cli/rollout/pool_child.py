@@ -7,21 +7,19 @@ does.
 
 import asyncio
 import contextlib
-import ctypes
 import inspect
 import os
 import pickle
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from slime_cli.buffer.values import NotPlain, plain
 from slime_cli.errors import SlimeError
+from slime_cli.process_signals import die_with_parent
 from slime_cli.rollout import raised
 from slime_cli.rollout.pool import LENGTH, RewardFailure
 
-PR_SET_PDEATHSIG = 1
 IMMUTABLE = ("index", "group_index", "part")
 
 
@@ -41,7 +39,7 @@ def child_main() -> None:
 
 def die_with_owner(owner: int) -> None:
     """SIGKILL when the thread that started this process ends; and first in line when memory runs out."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != owner:
         os._exit(1)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:

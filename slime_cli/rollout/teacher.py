@@ -74,7 +74,7 @@ class Teacher:
         """Samples without an answer since the last one that had one."""
         self.retries = 0
         self.details: dict[str, str] = {}
-        """Of the first refusal by reason."""
+        """Reason -> the text of the first refusal."""
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 

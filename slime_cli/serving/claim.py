@@ -46,6 +46,7 @@ class Claim:
                 f"{path}: cannot be opened to claim the endpoint's weights ({error.strerror})",
                 "let its owner allow writing, or use an endpoint of your own: slime serve-rollout",
             ) from None
+        before = None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -59,7 +60,8 @@ class Claim:
                 f"warning: {path.parent} carries no locks ({error.strerror}): nothing keeps a second run from "
                 "updating these engines"
             )
-        before = holder_of(path)
+        else:
+            before = holder_of(path)
         if before is not None:
             say(f"took the endpoint over from {_described(before)}, which ended without releasing it")
         self._write(manifests.Claim(holder=holder, host=os.uname().nodename, pid=os.getpid(), since=time.time()))

@@ -63,8 +63,8 @@ def _say_whether_tied(model: list) -> None:
 
 
 def _parameters(model: list) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of this rank; not what Transformer Engine keeps in a type of its own (FP8). A router's bias, a buffer, begins at
-    zero for a model that has none: that it is there for one that has is for :mod:`slime_cli.weights.whole` to see.
+    """Those of this rank, without what Transformer Engine keeps in a type of its own (FP8). A router's bias, a buffer,
+    begins at zero for a model that has none; :mod:`slime_cli.weights.whole` checks that it is there for one that has.
     """
     from megatron.core.utils import unwrap_model
 
@@ -73,7 +73,7 @@ def _parameters(model: list) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _on_any_rank(names: list[str]) -> list[str]:
-    """Of all ranks: they must fail together, or those that don't wait for the others."""
+    """The names of all ranks: they must fail together, or those that do not would wait for the others."""
     if not torch.distributed.is_initialized():
         return names
     found: list = [None] * torch.distributed.get_world_size()

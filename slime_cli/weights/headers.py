@@ -31,7 +31,7 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """Of all files that belong to the checkpoint."""
+    """What all files that belong to the checkpoint hold."""
 
     tensors: dict[str, Held]
     files: tuple[str, ...]

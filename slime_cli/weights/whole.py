@@ -191,7 +191,7 @@ def _largest(folder: pathlib.Path, found: dict[str, Any]) -> tuple[str, int, int
 
 
 def _rows(folder: pathlib.Path) -> int | None:
-    """Of the embedding, as the configuration has it; that the weights have as many is :func:`check_weights`' to see."""
+    """How many the embedding has by the configuration; :func:`check_weights` finds weights that have another number."""
     try:
         config = read_config(folder)
     except ValueError:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from slime_cli.hardware import device, transformer_engine
+from slime_cli.hardware import transformer_engine
 
 BROKEN = {
     "OSError: libcublas.so.13: cannot open shared object file": "raise OSError('libcublas.so.13: cannot open shared object file')",
@@ -17,7 +17,6 @@ BROKEN = {
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     """Puts a package of that name on the import path, whose part for torch has the given text."""
-    monkeypatch.setattr(device, "find", lambda: device.Device("cuda", 1, "a GPU"))
     for name in [name for name in sys.modules if name.partition(".")[0] == transformer_engine.NAME]:
         monkeypatch.delitem(sys.modules, name)
 
@@ -32,20 +31,19 @@ def install(tmp_path, monkeypatch):
     transformer_engine.forget()
 
 
-def test_one_that_loads_is_used_on_a_gpu_and_not_on_a_cpu(install, monkeypatch):
+def test_one_that_loads_is_used_on_a_gpu_and_not_on_a_cpu(install):
     install("VALUE = 1")
-    assert transformer_engine.problem.__wrapped__() is None
-    monkeypatch.setattr(device, "find", lambda: device.Device("cpu", 1, "cpu"))
-    assert transformer_engine.problem.__wrapped__() == ""
+    assert transformer_engine.problem.__wrapped__("cuda") is None
+    assert transformer_engine.problem.__wrapped__("cpu") == ""
 
 
 @pytest.mark.parametrize(("said", "text"), BROKEN.items(), ids=list(BROKEN))
 def test_one_that_does_not_load_is_said_and_leaves_nothing_behind(install, said, text):
     install(text)
-    found = transformer_engine.problem.__wrapped__()
+    found = transformer_engine.problem.__wrapped__("cuda")
     assert "is installed and does not load" in found and found.endswith(said) and "\n" not in found
     assert not [name for name in sys.modules if name.startswith("transformer_engine")]
 
 
 def test_none_is_no_problem_worth_a_word(install):
-    assert transformer_engine.problem.__wrapped__() == ""
+    assert transformer_engine.problem.__wrapped__("cuda") == ""

@@ -38,7 +38,7 @@ def marker(tmp_path) -> pathlib.Path:
 
 
 def common() -> list:
-    """Of the kinds that Megatron writes: arguments, dtypes, random states."""
+    """Objects of the kinds that Megatron writes: arguments, dtypes, random states."""
     numpy_state = ("MT19937", np.arange(4, dtype=np.uint32), 3)
     args = argparse.Namespace(lr=1e-6, params_dtype=torch.bfloat16, path=pathlib.Path("x"), shape=torch.Size([2]))
     return [{"args": args, "iteration": 3, "rng": (numpy_state, torch.get_rng_state()[:8], {"a", 1})}]

@@ -99,5 +99,8 @@ def test_a_disk_without_locks_is_warned_about(tmp_path, monkeypatch):
 
     monkeypatch.setattr(claim.fcntl, "flock", refuse)
     said = []
-    claim.Claim(tmp_path / claim.NAME, "a", said.append).close()
+    first = claim.Claim(tmp_path / claim.NAME, "a", said.append)
     assert len(said) == 1 and "carries no locks (No locks available)" in said[0]
+    claim.Claim(tmp_path / claim.NAME, "b", said.append).close()
+    assert len(said) == 2 and said[0] == said[1], "the first is alive: nothing was taken over from it"
+    first.close()
