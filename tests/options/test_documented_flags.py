@@ -15,7 +15,7 @@ from slime_cli.options.managed import refusal
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {"--no-deps": "pip's, which installs megatron-bridge"}
 """Flag of another program, or a placeholder -> why it is on a page."""
 
 
