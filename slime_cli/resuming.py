@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slime_cli import manifests, saving
-from slime_cli.buffer.batch import file_hash, rollout_folder
+from slime_cli.buffer.batch import rollout_folder
 from slime_cli.buffer.journal import Commit, Journal, Rollback
 from slime_cli.errors import DataError
 from slime_cli.manifests import checkpoints, pickles
@@ -120,7 +120,7 @@ def _batch_is_whole(folder: pathlib.Path, rollout_id: int) -> bool:
     batch = rollout_folder(folder, rollout_id)
     try:
         files = manifests.read(batch / "manifest.json", manifests.Rollout).files
-        return all(file_hash(batch / name) == digest for name, digest in files.items())
+        return all(manifests.file_hash(batch / name) == digest for name, digest in files.items())
     except (DataError, OSError):
         return False
 

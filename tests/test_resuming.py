@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from slime_cli import manifests, resuming
-from slime_cli.buffer.batch import file_hash, rollout_folder
+from slime_cli.buffer.batch import rollout_folder
 from slime_cli.buffer.journal import Journal
 from slime_cli.errors import DataError, UsageError
 from slime_cli.manifests import checkpoints
@@ -48,7 +48,7 @@ class Run:
         manifests.write_bytes(folder / "samples.parquet", b"rows")
         manifest = manifests.Rollout(
             rollout_id=rollout_id, groups=1, samples=4, fates={}, weight_versions=[], prompt_cursor_before={}, prompt_cursor_after={},
-            files={"samples.parquet": file_hash(folder / "samples.parquet")},
+            files={"samples.parquet": manifests.file_hash(folder / "samples.parquet")},
         )  # fmt: skip
         manifests.write(folder / "manifest.json", manifest)
 

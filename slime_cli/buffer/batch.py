@@ -6,7 +6,6 @@ again, and by anything that reads Parquet. Order of samples is the order of trai
 
 import contextlib
 import dataclasses
-import hashlib
 import io
 import json
 import math
@@ -184,7 +183,7 @@ def write(
     manifest = manifests.Rollout(
         rollout_id=rollout_id, groups=groups, samples=len(samples), executions=len(batched), fates=fates,
         weight_versions=sorted({v for s in samples for v in s.weight_versions}), prompt_cursor_before=cursors[0],
-        prompt_cursor_after=cursors[1], files={SAMPLES: file_hash(folder / SAMPLES)},
+        prompt_cursor_after=cursors[1], files={SAMPLES: manifests.file_hash(folder / SAMPLES)},
     )  # fmt: skip
     manifests.write(folder / "manifest.json", manifest)
     return batched
@@ -215,12 +214,6 @@ def _named(folder: pathlib.Path) -> Iterator[None]:
     except (ValueError, TypeError, KeyError, OSError) as error:  # pyarrow's errors are among them
         fix = f"the same command with --drop-rollouts {int(folder.name)} drops this batch and makes another; the ledger keeps count"
         raise DataError(f"{folder / SAMPLES} can't be trained: {error}", fix) from None
-
-
-def file_hash(path: str | os.PathLike) -> str:
-    """SHA-256 of a file, in hex."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def rollout_folder(run_dir: str | os.PathLike, rollout_id: int) -> pathlib.Path:

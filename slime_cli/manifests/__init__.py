@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from slime_cli.manifests.base import read, write, write_bytes, write_json
+from slime_cli.manifests.base import POINTER, file_hash, read, read_json, write, write_bytes, write_json
 
 __all__ = [
-    "Checkpoint", "Claim", "Endpoint", "Engine", "Rollout", "Run", "Tensor", "Weights", "read", "write", "write_bytes",
-    "write_json",
+    "POINTER", "Checkpoint", "Claim", "Endpoint", "Engine", "Rollout", "Run", "Tensor", "Weights", "file_hash", "read",
+    "read_json", "write", "write_bytes", "write_json",
 ]  # fmt: skip
 
 

@@ -5,12 +5,13 @@ rename, so a reader sees the old manifest or the new one. :func:`read` refuses u
 that do not fit, with the file's name in the message.
 """
 
+import hashlib
 import json
 import os
 import pathlib
 import re
 import tempfile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +19,8 @@ from slime_cli import disk
 from slime_cli.errors import DataError
 
 T = TypeVar("T", bound=msgspec.Struct)
+POINTER = "Git LFS pointer, not the file (git lfs pull)"
+"""What stands in a file's place in a clone without Git LFS."""
 
 
 def fsync_folder(folder: str | os.PathLike) -> None:
@@ -55,6 +58,30 @@ def _replace(path: pathlib.Path, data: bytes) -> None:
 def write_json(path: str | os.PathLike, value: object) -> None:
     """Any JSON value, indented, written like a manifest but without a schema."""
     write_bytes(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
+
+
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+    """A JSON object that somebody else wrote. Raises ValueError with a message for people."""
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        if text.startswith("version https://git-lfs"):
+            raise ValueError(f"a {POINTER}")
+        value = json.loads(text)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing") from None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error if text.strip() else 'is empty'}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return value
+
+
+def file_hash(path: str | os.PathLike) -> str:
+    """SHA-256 of a file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def schema_of(kind: type[msgspec.Struct]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_cli.errors import DataError
-from slime_cli.weights.whole import read_json
+from slime_cli.manifests import read_json
 
 Render = Callable[[list[dict[str, Any]], bool], str]
 """``(messages, add_generation_prompt) -> text``"""

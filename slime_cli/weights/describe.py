@@ -19,8 +19,7 @@ def file_hash(path: pathlib.Path) -> str:
 
 @functools.cache  # every save of a run describes the same model
 def _hash_of(path: pathlib.Path, size: int, mtime: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return manifests.file_hash(path)
 
 
 def _chat_template(folder: pathlib.Path) -> str:

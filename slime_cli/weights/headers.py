@@ -9,8 +9,9 @@ import pathlib
 import struct
 from typing import Any
 
+from slime_cli import manifests
+
 INDEX = "model.safetensors.index.json"
-POINTER = "Git LFS pointer, not the file (git lfs pull)"
 SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
 """Of files that may hold weights, in this format or another."""
 STATE = "conversion.json"
@@ -70,25 +71,38 @@ def read(folder: str | os.PathLike) -> Contents:
 
 
 def _wanted(folder: pathlib.Path) -> dict[str, set[str]]:
-    """File -> the tensors that the index puts in it. The index goes first: a folder may hold the weights twice."""
-    index = folder / INDEX
-    if not index.exists():
-        names = sorted(path.name for path in folder.glob("*.safetensors"))
-        if not names:
-            raise ValueError(f"no *.safetensors in {folder}")
-        return {name: set() for name in (["model.safetensors"] if "model.safetensors" in names else names)}
+    """File -> the tensors that the index puts in it."""
+    listed = index(folder)
+    wanted: dict[str, set[str]] = {file: set() for file in listed.values() or files(folder)}
+    for tensor, file in listed.items():
+        wanted[file].add(tensor)
+    return wanted
+
+
+def index(folder: pathlib.Path) -> dict[str, str]:
+    """Tensor -> file, by the index; empty where there is none. It goes before :func:`files`: a folder may hold the
+    weights twice (``consolidated.safetensors``). Raises ValueError for one that is damaged.
+    """
+    path = folder / INDEX
+    if not path.exists():
+        return {}
     try:
-        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
-        wanted: dict[str, set[str]] = {}
-        for tensor, file in listed:
-            if pathlib.PurePath(file).name != file:
-                raise ValueError(f"{file} is not a file beside it")
-            wanted.setdefault(file, set()).add(tensor)
+        found = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+        if apart := next((file for file in found.values() if pathlib.PurePath(file).name != file), None):
+            raise ValueError(f"{apart} is not a file beside it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{INDEX} is no index of tensors ({error!r})") from None
-    if not wanted:
+    if not found:
         raise ValueError(f"{INDEX} names no tensors")
-    return wanted
+    return found
+
+
+def files(folder: pathlib.Path) -> list[str]:
+    """The safetensors files of a folder without an index. Raises ValueError where there are none."""
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        raise ValueError(f"no *.safetensors in {folder}")
+    return ["model.safetensors"] if "model.safetensors" in names else names
 
 
 def header(path: pathlib.Path) -> dict[str, dict[str, Any]]:
@@ -102,7 +116,7 @@ def header(path: pathlib.Path) -> dict[str, dict[str, Any]]:
             if not head:
                 raise ValueError(f"{path.name} is empty")
             if head == b"version ":
-                raise ValueError(f"{path.name} is a {POINTER}")
+                raise ValueError(f"{path.name} is a {manifests.POINTER}")
             length = struct.unpack("<Q", head)[0]
             if length > size:
                 raise ValueError(f"{path.name} is cut off or no safetensors file")

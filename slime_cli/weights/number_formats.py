@@ -8,7 +8,6 @@ import abc
 import collections
 import dataclasses
 import fnmatch
-import json
 import os
 import pathlib
 import re
@@ -18,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from slime_cli.errors import DataError, UsageError
-from slime_cli.weights import architecture, quantise
+from slime_cli.weights import architecture, headers, quantise
 from slime_cli.weights.headers import INDEX, STATE
 
 FLOATS = {"F32", "F16", "BF16"}
@@ -39,8 +38,11 @@ class Source:
         if (self.folder / STATE).exists():
             raise DataError(f"{self.folder}: its conversion has not ended ({STATE} is there)", "give the command that began it again")
         self.config = architecture.read_config(str(self.folder))
-        index = _index(self.folder)
-        self.shards: dict[str, list[str]] = {name: [] for name in sorted(set(index.values())) or _shard_names(self.folder)}
+        try:
+            index = headers.index(self.folder)
+            self.shards: dict[str, list[str]] = {name: [] for name in sorted(set(index.values())) or headers.files(self.folder)}
+        except ValueError as error:
+            raise DataError(f"{self.folder}: {error}", "download or export the checkpoint again") from None
         self.shape: dict[str, tuple[int, ...]] = {}
         self.dtype: dict[str, str] = {}
         self._shard_of: dict[str, str] = {}
@@ -50,8 +52,8 @@ class Source:
             for name in sorted(file.keys()):
                 if name in self._shard_of:
                     raise DataError(f"{self.folder}: {name} is in {self._shard_of[name]} and {shard}", "remove what does not belong")
-                header = file.get_slice(name)
-                self.shape[name], self.dtype[name] = tuple(header.get_shape()), header.get_dtype()
+                part = file.get_slice(name)
+                self.shape[name], self.dtype[name] = tuple(part.get_shape()), part.get_dtype()
                 self._shard_of[name] = shard
                 names.append(name)
         self.close()
@@ -328,24 +330,3 @@ def with_dtype(config: dict[str, Any], only: str | None) -> dict[str, Any]:
     if isinstance(out.get("text_config"), dict):
         out["text_config"] = with_dtype(out["text_config"], only)
     return out
-
-
-def _index(folder: pathlib.Path) -> dict[str, str]:
-    """Shard by tensor; empty without one. It goes first: a folder may hold the weights twice (``consolidated.safetensors``)."""
-    path = folder / INDEX
-    if not path.is_file():
-        return {}
-    try:
-        found = dict(json.loads(path.read_text())["weight_map"])
-        if any(pathlib.Path(shard).name != shard for shard in found.values()):
-            raise ValueError("a shard is not a file beside it")
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not an index ({error!r})", "download or export the checkpoint again") from None
-    return found
-
-
-def _shard_names(folder: pathlib.Path) -> list[str]:
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
-        raise DataError(f"{folder}: no *.safetensors", "save the model with transformers' save_pretrained")
-    return ["model.safetensors"] if "model.safetensors" in names else names

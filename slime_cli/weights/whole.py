@@ -7,7 +7,6 @@ no transformers. What an architecture must hold is said by :mod:`slime_cli.weigh
 never called whole.
 """
 
-import json
 import os
 import pathlib
 import re
@@ -16,6 +15,7 @@ from typing import Any
 
 from slime_cli.errors import DataError
 from slime_cli.findings import Finding
+from slime_cli.manifests import read_json
 from slime_cli.weights import headers, tensors
 
 AGAIN = "download the checkpoint again"
@@ -66,24 +66,6 @@ def findings(folder: pathlib.Path) -> Iterator[Finding]:
         yield check_config(folder)
         yield check_tokenizer(folder)
         yield check_weights(folder)
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Raises ValueError with a message for people."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if text.startswith("version https://git-lfs"):
-            raise ValueError(f"a {headers.POINTER}")
-        value = json.loads(text)
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing") from None
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error if text.strip() else 'is empty'}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return value
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
