@@ -83,6 +83,10 @@ def _dispatch(argv: list[str]) -> int:
             context = getattr(error, "ctx", None)
             _say(error.format_message(), f"see `{context.command_path if context else 'slime'} --help`")
         return error.exit_code
+    except SystemExit as error:  # typer's answer to a pipe that is read no more, as by `head`
+        if isinstance(error.__context__, BrokenPipeError):
+            return 128 + signal.SIGPIPE
+        raise
     except typer.Abort:
         raise KeyboardInterrupt from None
     if code == 130:  # typer's answer to a KeyboardInterrupt, which it does not let through

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -123,3 +124,11 @@ def drop_a_sample(path) -> None:
     with db:
         db.execute("DELETE FROM samples WHERE sample_index = 7")
     db.close()
+
+
+def test_a_pipe_that_nobody_reads_any_more_ends_the_command_as_it_ends_others():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "slime_cli", "train", "--help"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

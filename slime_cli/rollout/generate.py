@@ -141,7 +141,7 @@ class Generator:
             for reason in {reason for index, reason in failed.items() if index not in known}:
                 self.failures.show(Failure(reason, self.teacher.details[reason]))
         by_user = [bool(custom_path(sample, self.args)) for sample in whole]
-        rewards = await self.rewards.score_group(whole, self.args, self.boundary.stops)
+        rewards = await self.rewards.score_group(whole, self.args, self.boundary.stops, evaluation=not training)
         for sample, reward, may_be_changed in zip(whole, rewards, by_user, strict=True):
             if isinstance(reward, RewardFailure):
                 fail(sample.index, Failure(f"reward_{reward.kind}", reward.detail, reward.trace))

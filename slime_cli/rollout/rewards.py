@@ -1,7 +1,7 @@
 """Rewards: which grader a sample gets, where it runs, and what counts as a reward.
 
 :class:`RewardPool` is used by the rollout and by evaluation. Invariants: every sample gets a number, a dict holding a
-finite number under the reward key, or a RewardFailure; nothing a grader or a user's function does raises into the
+finite number under the reward key (evaluation has one of its own), or a RewardFailure; nothing a grader or a user's function does raises into the
 caller. ``metadata["custom_rm_path"]`` wins over ``--custom-rm-path``, ``metadata["rm_type"]`` over ``--rm-type``, and
 a custom function over any type. A reward that the generate function gave a sample stands and is only checked, except
 with ``--group-rm``, whose function sees it and has the last word.
@@ -58,7 +58,7 @@ def checked_reward(value: Any, key: str | None, needs_key: bool = True) -> Rewar
     if why := unstorable(value):
         return RewardFailure("bad_value", f"the reward {value!r:.100} can't be stored: {why}")
     if key is None:
-        hint = f"the reward is a dict with {', '.join(map(str, value)) or 'nothing'}; name its number with --reward-key"
+        hint = f"the reward is a dict with {', '.join(map(str, value)) or 'nothing'}; name its number with --reward-key or --eval-reward-key"
         return RewardFailure("bad_value", hint) if needs_key else value
     if key not in value:
         return RewardFailure(
@@ -107,22 +107,24 @@ class RewardPool:
     async def close(self) -> None:
         await asyncio.gather(self.workers.close(), self._remote.close())
 
-    async def score(self, sample: Sample, args: Any, stops: Sequence[str] = ()) -> Reward | RewardFailure:
+    async def score(self, sample: Sample, args: Any, stops: Sequence[str] = (), evaluation: bool = False) -> Reward | RewardFailure:
         """One sample's reward. Fields that a custom function changes in its copy are carried over to ``sample``. ``stops``: texts
         that the user named as the end of an answer."""
         try:
-            result = self._judge(await self._outcome(sample, args, stops), [sample], args)[0]
+            result = self._judge(await self._outcome(sample, args, stops), [sample], args, evaluation)[0]
         except Exception as error:  # a sample or options of a shape nobody foresaw: still only this sample
             kind = "bad_value" if isinstance(error, NotPlain) else "error"
             said = str(error) if isinstance(error, SlimeError | NotPlain) else f"{type(error).__name__}: {error}"
             result = RewardFailure(kind, said)
         return self._counted(result)
 
-    async def score_group(self, samples: list[Sample], args: Any, stops: Sequence[str] = ()) -> list[Reward | RewardFailure]:
+    async def score_group(
+        self, samples: list[Sample], args: Any, stops: Sequence[str] = (), evaluation: bool = False
+    ) -> list[Reward | RewardFailure]:
         """Rewards of a group, one per sample and in order. With ``group_rm`` the function sees the whole group."""
         paths = {custom_path(sample, args) for sample in samples}
         if not args.group_rm or not samples or paths == {None}:
-            return list(await asyncio.gather(*(self.score(sample, args, stops) for sample in samples)))
+            return list(await asyncio.gather(*(self.score(sample, args, stops, evaluation) for sample in samples)))
         if len(paths) > 1:
             outcome = RewardFailure(
                 "error", f"--group-rm: this group names several functions: {sorted(map(str, paths))}"
@@ -130,7 +132,7 @@ class RewardPool:
         else:
             outcome = await self._group_outcome(paths.pop(), samples, args)
         try:
-            results = self._judge(outcome, samples, args)
+            results = self._judge(outcome, samples, args, evaluation)
         except ValueError as error:  # a status that there is not
             results = [RewardFailure("bad_value", str(error))] * len(samples)
         return [self._counted(result) for result in results]
@@ -176,14 +178,15 @@ class RewardPool:
             )
         return outcome
 
-    def _judge(self, outcome: Any, samples: list[Sample], args: Any) -> list[Reward | RewardFailure]:
+    def _judge(self, outcome: Any, samples: list[Sample], args: Any, evaluation: bool) -> list[Reward | RewardFailure]:
         if isinstance(outcome, RewardFailure):
             return [outcome] * len(samples)
-        needs_key = not getattr(args, "custom_reward_post_process_path", None)
+        key = args.eval_reward_key if evaluation else args.reward_key
+        needs_key = evaluation or not getattr(args, "custom_reward_post_process_path", None)
         for sample, changed in zip(samples, outcome[1], strict=True):
             for name, value in changed.items():
                 setattr(sample, name, Status(value) if name == "status" else value)
-        return [checked_reward(value, args.reward_key, needs_key) for value in outcome[0]]
+        return [checked_reward(value, key, needs_key) for value in outcome[0]]
 
     def _counted(self, result: Reward | RewardFailure) -> Reward | RewardFailure:
         if isinstance(result, RewardFailure):

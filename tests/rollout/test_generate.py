@@ -283,6 +283,19 @@ async def test_a_reward_function_that_spoils_a_sample_costs_no_more_than_that(pa
     assert result.dropped == {"reward_invalid": 1} and [s.index for s in result.groups[0].finished] == [1]
 
 
+KEYED = [{"score": 1.0, "acc": 0.5}, {"score": 1.0}, {"score": 1.0, "acc": float("nan")}, {"score": 1.0, "acc": "yes"}, {"acc": 0.25}]
+
+
+async def test_evaluation_reads_its_own_reward_key_and_what_has_no_number_there_is_a_failure(path):
+    args = options(path, [("0", reward) for reward in KEYED], reward_key="score", eval_reward_key="acc", n_samples_per_eval_prompt=len(KEYED))
+    async with RewardPool(1, 10) as rewards:
+        generator = Generator(args, CLIENT, rewards)
+        source = Source()
+        source.rows = source.rows[:1]
+        found = await evaluate("set", source, generator, render, lambda count: None)
+    assert found["failures"] == {"reward_bad_value": 3} and found["reward_mean"] == pytest.approx(0.75 / 5)
+
+
 async def test_not_a_number_where_nothing_is_trained_does_no_harm(path, journal):
     change = dict(tokens=[1, 2, 3, 4], response_length=2, loss_mask=[0, 1], rollout_log_probs=[float("nan"), -1.0])
     result = await rollout(journal, options(path, ["change"], generate="scripted", seen=[], change=change))
