@@ -104,17 +104,23 @@ class Generator:
         if not any(sample.trained for sample in samples):
             self.failures.show(Failure("nothing_to_train", f"group {samples[0].group_index}: every token of its samples is masked"))
             return "nothing_to_train"
-        if self.filter is None:
-            return None
+        return await self._verdict(samples) if self.filter else None
+
+    async def _verdict(self, samples: list[Sample]) -> str | None:
+        """The filter's. It gets copies: the journal has the samples by now, and what it changed would be lost in a resume."""
+        copies = [dataclasses.replace(sample, metadata=dict(sample.metadata)) for sample in samples]
         where = f"{FILTER}: {hooks.place_of(self.filter)}"
         try:
-            verdict = await hooks.awaited(self.filter(self.args, samples))
+            verdict = await hooks.awaited(self.filter(self.args, [*copies]))
         except Exception as error:
             raise UsageError(f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}") from error
-        keep = getattr(verdict, "keep", verdict)
-        if keep is None:
-            raise UsageError(f"{where} returned None", "return whether the group is kept, True or False")
-        return None if keep else f"filter_{getattr(verdict, 'reason', None) or 'rejected'}"
+        if not hooks.unchanged(samples, copies):
+            raise UsageError(f"{where} changed a sample", "change it in the reward function, which comes before and whose changes stay")
+        keep = hooks.plain_or_none(getattr(verdict, "keep", verdict))
+        if not isinstance(keep, bool | int | float):
+            said = "None" if verdict is None else f"{type(verdict).__name__} {verdict!r:.100}"
+            raise UsageError(f"{where} returned {said}", "return whether the group is kept, True or False, or an object with keep and reason")
+        return None if keep else f"filter_{' '.join(str(getattr(verdict, 'reason', None) or 'rejected').split())}"
 
     async def answered(self, group: Group, params: dict[str, Any] | None = None) -> tuple[list[Sample], dict[int, str]]:
         """Rewarded samples of the group's pending executions, whole ones, and why the others failed, by index."""

@@ -102,6 +102,22 @@ def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
     return [dataclasses.replace(one, **identity, part=part, **_plain_fields(one)) for part, one in enumerate(found)]
 
 
+def unchanged(samples: list[Sample], copies: list[Sample]) -> bool:
+    """Whether a function left the copies that it was given as they were."""
+    try:
+        return samples == copies
+    except Exception:  # an array, whose equality is no single truth: there was none
+        return False
+
+
+def plain_or_none(value: Any) -> Any:
+    """The value as plain ones; None where it has no plain form."""
+    try:
+        return plain(value)
+    except (NotPlain, RecursionError):
+        return None
+
+
 OTHER_LISTS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "routed_experts_shape")
 
 

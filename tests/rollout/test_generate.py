@@ -47,7 +47,10 @@ async def scripted(args, sample, sampling_params, evaluation=None):
         setattr(out, name, value)
     return out
 
-def kept(args, samples): return 1 / 0 if args.verdict == "raise" else args.verdict
+def kept(args, samples): return 1 / 0 if isinstance(args.verdict, str) and args.verdict == "raise" else args.verdict
+def spoiling(args, samples):
+    exec(args.code)
+    return True
 async def kept_async(args, samples): return args.verdict
 def raising(args, sample, **kw): raise KeyError("lost")
 def forgetful(args, sample, **kw): pass
@@ -283,6 +286,29 @@ async def test_a_reward_function_that_spoils_a_sample_costs_no_more_than_that(pa
     assert result.dropped == {"reward_invalid": 1} and [s.index for s in result.groups[0].finished] == [1]
 
 
+SPOILT = ["samples[0].reward = None", "samples[0].metadata['x'] = args", "samples[0].tokens = []", "for s in samples: s.index = 7"]
+
+
+@pytest.mark.parametrize("code", SPOILT)
+async def test_a_filter_that_changes_a_sample_ends_the_run_and_is_named(path, journal, code):
+    args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("spoiling"), code=code)
+    with pytest.raises(UsageError, match=r"spoiling \(.*mine.py:\d+\) changed a sample"):
+        await rollout(journal, args)
+
+
+@pytest.mark.parametrize("code", ["samples.clear()", "samples.sort(key=lambda s: -s.index)"])
+async def test_a_filter_may_do_with_its_list_what_it_likes(path, journal, code):
+    args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("spoiling"), code=code)
+    result = await rollout(journal, args)
+    assert [s.index for s in result.groups[0].finished] == [0, 1, 2] and not result.dropped
+
+
+@pytest.mark.parametrize("verdict", [np.bool_(True), np.float32(1), True, types.SimpleNamespace(keep=np.bool_(True), reason=None)])
+async def test_a_filter_says_yes_in_numbers_of_numpy_too(path, journal, verdict):
+    args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("kept"), verdict=verdict)
+    assert len((await rollout(journal, args)).groups[0].finished) == 3
+
+
 KEYED = [{"score": 1.0, "acc": 0.5}, {"score": 1.0}, {"score": 1.0, "acc": float("nan")}, {"score": 1.0, "acc": "yes"}, {"acc": 0.25}]
 
 
@@ -349,9 +375,13 @@ async def test_a_rollout_that_ends_leaves_no_task_behind(path, journal):
 
 @pytest.mark.parametrize(
     ("verdict", "said"),
-    [("raise", r"--dynamic-sampling-filter-path: kept \(.*mine.py:\d+\) raised ZeroDivisionError"), (None, "returned None")],
+    [
+        ("raise", r"--dynamic-sampling-filter-path: kept \(.*mine.py:\d+\) raised ZeroDivisionError"),
+        (None, "returned None"), ((False, "easy"), r"returned tuple \(False, 'easy'\)"), ("no", "returned str 'no'"),
+        (np.array([True, False]), "returned ndarray array"),
+    ],  # fmt: skip
 )
-async def test_a_filter_that_raises_or_says_nothing_ends_the_run_and_is_named(path, journal, verdict, said):
+async def test_a_filter_that_raises_or_says_nothing_clear_ends_the_run_and_is_named(path, journal, verdict, said):
     args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("kept"), verdict=verdict)
     with pytest.raises(UsageError, match=said):
         await rollout(journal, args)
