@@ -214,7 +214,7 @@ def test_addresses(tmp_path):
 async def test_the_generator_drops_what_has_no_teacher_before_it_is_rewarded():
     rewarded, dropped = [], {}
 
-    async def score_group(samples, args, stops):
+    async def score_group(samples, args, stops, evaluation):
         rewarded.extend(s.index for s in samples)
         return [1.0] * len(samples)
 
