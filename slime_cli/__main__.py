@@ -7,6 +7,7 @@ keeps its traceback. ``SLIME_TRACEBACK=1`` shows the traceback of the former as 
 import os
 import signal
 import sys
+import traceback
 
 if __name__ == "__main__" and not sys.flags.safe_path:
     # `python -m` put the working directory first, where a user's json.py would be imported in place of the library. It goes
@@ -33,8 +34,6 @@ def run(argv: list[str]) -> int:
         processes.leave_working_directory()
         return _dispatch(argv)
     except SlimeError as error:
-        if os.environ.get("SLIME_TRACEBACK") == "1":
-            raise
         _say(error.message, error.fix)
         return error.exit_code
     except Exception as error:
@@ -42,13 +41,11 @@ def run(argv: list[str]) -> int:
             _say(str(error), "repair the link, or give another path")
             return UsageError.exit_code
         said = disk.cause(error)
-        if not said or os.environ.get("SLIME_TRACEBACK") == "1":
+        if not said:
             raise
         _say(said, disk.FIX)
         return EngineError.exit_code
     except KeyboardInterrupt:
-        if os.environ.get("SLIME_TRACEBACK") == "1":
-            raise
         _say("interrupted", "")
         return Interrupted.exit_code
 
@@ -96,6 +93,8 @@ def _dispatch(argv: list[str]) -> int:
 
 def _say(message: str, fix: str) -> None:
     """On a terminal in colour and wrapped; elsewhere whole lines, so that a path can be copied or searched for."""
+    if os.environ.get("SLIME_TRACEBACK") == "1" and sys.exception() is not None:
+        traceback.print_exc()
     lines = [("error", "bold red", message)] + ([("fix", "bold green", fix)] if fix else [])
     if not sys.stderr.isatty():
         for label, _, text in lines:

@@ -3,22 +3,35 @@
 import argparse
 import contextlib
 import pathlib
+import re
 from collections.abc import Callable
+from typing import NoReturn
 
 from slime_cli import disk, manifests
 from slime_cli.errors import DataError, UsageError
 from slime_cli.manifests import checkpoints
 
+_NAME = re.compile(r"(?!hf$)\w[\w.-]*")
+"""Of a version. A checkpoint's weights lie in ``hf`` before they are published."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, "see `slime sync --help`")
+
 
 def run(argv: list[str]) -> int:
     """Returns the exit code; raises EngineError when an engine holds other weights afterwards."""
-    parser = argparse.ArgumentParser(prog="slime sync", description=__doc__.replace("``", ""), allow_abbrev=False)
+    parser = _Parser(prog="slime sync", description=__doc__.replace("``", ""), allow_abbrev=False)
     parser.add_argument("--load", required=True, metavar="DIR", help="a torch_dist or HF checkpoint, or a published weights/vNNNNNN")
     parser.add_argument("--rollout-endpoint", required=True, metavar="FILE", help="endpoint.json that serve-rollout wrote")
     parser.add_argument("--ckpt-step", type=int, metavar="N", help="step of the checkpoint in --load (default: the newest whole one)")
     parser.add_argument("--publish", metavar="DIR", help="where the version is written (default: weights/ beside endpoint.json)")
     parser.add_argument("--weight-version", metavar="NAME", help="name that engines report (default: from the checkpoint's step)")
     args = parser.parse_args(argv)
+    if args.weight_version is not None and not _NAME.fullmatch(args.weight_version):
+        fix = "letters, digits, hyphens and dots, and a letter or a digit first: it is the name of a folder too"
+        raise UsageError(f"--weight-version {args.weight_version!r} cannot be a name", fix)
 
     from slime_cli.screen import Screen
     from slime_cli.serving.attached import Attached
@@ -76,9 +89,11 @@ def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pat
                 for name in content.keys():
                     yield name, content.get_tensor(name)
 
+    target = root / version
+    if hf.resolve().is_relative_to(target.resolve()):
+        raise UsageError(f"--publish {root}: {target} holds the weights that are to be published", "give another folder")
     disk.writable(root, "--publish")
     screen.say(f"publishing {source} as {version}")
-    target = root / version
     with disk.naming(target):
         publish.write(tensors(), target, hf_checkpoint=str(hf), version=version, step=step, run=str(source))
     return target, version

@@ -100,6 +100,8 @@ def read(path: str | os.PathLike, kind: type[T]) -> T:
         raw = path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path}: no such file", f"expected a {schema_of(kind)} manifest there") from None
+    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise DataError(f"{path}: {error.strerror}", f"give the file of a {schema_of(kind)} manifest") from None
     try:
         found = json.loads(raw).get("schema")
     except (ValueError, AttributeError) as error:

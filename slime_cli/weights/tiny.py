@@ -4,6 +4,7 @@
 whole run needs nothing from outside. Query arguments are fields of the HF config; ``seed`` is the only other one.
 """
 
+import json
 import os
 import pathlib
 import shutil
@@ -46,9 +47,10 @@ def config(uri: str) -> dict[str, Any]:
 def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     """Makes the checkpoint at ``folder`` unless it is there already; returns the folder. Raises UsageError for a bad URI."""
     folder = pathlib.Path(folder)
-    if (folder / "config.json").exists():
-        return folder
     prefix, settings, seed = _read(uri)
+    if (folder / "config.json").exists():
+        _check_same(uri, folder)
+        return folder
     import torch
     import transformers
 
@@ -72,6 +74,17 @@ def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     return folder
 
 
+def _check_same(uri: str, folder: pathlib.Path) -> None:
+    """Raises UsageError when the model that is there has other fields. (Its seed is not written anywhere.)"""
+    there = json.loads((folder / "config.json").read_text())
+    for field, wanted in config(uri).items():
+        if there.get(field, wanted) != wanted:
+            raise UsageError(
+                f"--hf-checkpoint {uri}: {folder} holds a model with {field} {there[field]}, not {wanted}",
+                "give another --run-dir, or that folder itself as --hf-checkpoint",
+            )
+
+
 def _read(uri: str) -> tuple[str, dict[str, Any], int]:
     """Prefix of the classes, fields of the config, seed."""
     name, _, query = uri.removeprefix(PREFIX).partition("?")
@@ -82,6 +95,11 @@ def _read(uri: str) -> tuple[str, dict[str, Any], int]:
     fields = SHAPE | own | {"seed": 0}
     fields |= {key: _typed(uri, fields, key, text) for key, text in parse_qsl(query, keep_blank_values=True)}
     seed = fields.pop("seed")
+    for field, value in fields.items():
+        if type(value) is int and value < 1:
+            raise UsageError(f"--hf-checkpoint {uri}: {field} is {value}", "it must be at least 1")
+    if fields["num_attention_heads"] % fields["num_key_value_heads"]:
+        raise UsageError(f"--hf-checkpoint {uri}: num_key_value_heads does not divide num_attention_heads", "give one that does")
     fields["rope_parameters"] = {"rope_type": "default", "rope_theta": fields.pop("rope_theta")}
     return prefix, fields, seed
 

@@ -114,14 +114,15 @@ def test_a_key_press_ends_with_5(raw, capsys):
     assert capsys.readouterr().err.strip() == "error: interrupted"
 
 
-def test_traceback_on_request_and_for_defects(raw, monkeypatch):
+def test_traceback_on_request_and_for_defects(raw, monkeypatch, capsys):
     raw(raiser(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         cli.run(["train"])
     monkeypatch.setenv("SLIME_TRACEBACK", "1")
-    raw(raiser(DataError("m")))
-    with pytest.raises(DataError):
-        cli.run(["train"])
+    raw(raiser(DataError("m", "f")))
+    assert cli.run(["train"]) == 3  # the exit code stays what it means
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback") and said.endswith("error: m\nfix: f\n")
 
 
 @pytest.mark.parametrize(

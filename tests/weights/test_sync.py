@@ -143,3 +143,31 @@ def test_a_published_version_holds_no_other_weights_and_everybody_may_read_it(tm
         "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors", "manifest.json",
     }  # fmt: skip
     assert set(files.values()) == {0o044}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/", "a/b", "hf", "ü v", "-x"])
+def test_a_version_that_would_be_another_folder_is_refused(name, tmp_path):
+    """The folder of a version is made anew: with these it would be somebody else's."""
+    with pytest.raises(UsageError, match="cannot be a name"):
+        command.run(["--load", str(tmp_path), "--rollout-endpoint", "nowhere.json", f"--weight-version={name}"])
+
+
+def test_a_model_is_not_published_over_itself(published, tmp_path):
+    model = tmp_path / "model"
+    engine = engine_with(published, SUMS)
+    words = ["--load", str(model), "--rollout-endpoint", write_endpoint(tmp_path, engine), "--publish", str(tmp_path)]
+    before = sorted(model.iterdir())
+    with pytest.raises(UsageError, match="holds the weights that are to be published"):
+        command.run([*words, "--weight-version", "model"])
+    assert sorted(model.iterdir()) == before and not engine.posted
+
+
+def test_words_that_sync_does_not_read_are_an_error_like_any_other():
+    with pytest.raises(UsageError, match="--load") as caught:
+        command.run(["--rollout-endpoint", "x"])
+    assert "slime sync --help" in caught.value.fix
+
+
+def test_a_folder_in_the_place_of_an_endpoint_is_named(tmp_path):
+    with pytest.raises(DataError, match="Is a directory"):
+        command.run(["--load", str(tmp_path), "--rollout-endpoint", str(tmp_path)])
