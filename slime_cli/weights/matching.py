@@ -71,8 +71,7 @@ def require(
 
 def served(url: str, endpoint: manifests.Endpoint) -> Model:
     """What the engine at ``url`` serves. Raises EngineError when it does not say."""
-    with httpx.Client(trust_env=False, timeout=60) as client:
-        info, server = _ask(client, f"{url}/model_info"), _ask(client, f"{url}/server_info")
+    info, server = ask(f"{url}/model_info"), ask(f"{url}/server_info")
     folder = info.get("model_path") or endpoint.model
     host = next((engine.host for engine in endpoint.engines if engine.url == url), None)
     known = {"config": endpoint.config, "tokenizer": endpoint.tokenizer}
@@ -85,10 +84,11 @@ def served(url: str, endpoint: manifests.Endpoint) -> Model:
     )
 
 
-def _ask(client: httpx.Client, url: str) -> dict[str, Any]:
+def ask(url: str) -> dict[str, Any]:
+    """What an engine answers there. Raises EngineError, also for an answer that says that it failed."""
     try:
-        answer = client.get(url)
-        return answer.raise_for_status().json()
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            return client.get(url).raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
         raise EngineError(f"{url}: {type(error).__name__}: {error}", "is the engine still running?") from None
 

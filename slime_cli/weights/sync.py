@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from slime_cli import manifests
 from slime_cli.errors import EngineError
 from slime_cli.weights import publish
+from slime_cli.weights.matching import ask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ def verified(proofs: Sequence[Proof]) -> bool | str | None:
 def unchanged(urls: list[str], version: str) -> None:
     """Raises EngineError when an engine holds other weights than the ``version`` that the caller sent it last."""
     for url in urls:
-        found = _get(url, "/model_info").get("weight_version")
+        found = ask(url + "/model_info").get("weight_version")
         if found != version:
             raise EngineError(
                 f"{url} holds weights {found!r}, which this run did not send (its last were {version!r}): "
@@ -69,13 +70,6 @@ def _post(url: str, path: str, body: dict, timeout: float = 1800) -> dict:
     if answer.status_code != 200:
         raise EngineError(f"{url}{path} answered {answer.status_code}: {answer.text[:300]}")
     return answer.json()
-
-
-def _get(url: str, path: str) -> dict:
-    try:
-        return httpx.Client(trust_env=False, timeout=60).get(url + path).json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise EngineError(f"{url}{path}: {type(error).__name__}: {error}", "is the engine still running?") from None
 
 
 def load(urls: list[str], folder: pathlib.Path, version: str) -> None:
@@ -100,12 +94,12 @@ def verify(urls: list[str], folder: pathlib.Path, version: str) -> list[Proof]:
     expected: dict[str, str | None] = {}
     proofs, first = [], None
     for url in urls:
-        found = _get(url, "/model_info").get("weight_version")
+        found = ask(url + "/model_info").get("weight_version")
         if found != version:
             raise EngineError(f"{url} reports weight version {found!r}, not {version!r}", "sync it again")
         ranks = _post(url, "/weights_checker", {"action": "checksum"})["ranks"]
         sums = [rank["checksums"] for rank in ranks]
-        server = _get(url, "/server_info")
+        server = ask(url + "/server_info")
         comparable = len(sums) == 1 and server.get("device") == "cpu"
         if comparable:
             dtype = _dtype(server, named)
