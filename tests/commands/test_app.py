@@ -177,3 +177,23 @@ def test_a_signal_that_ends_a_command_is_an_interruption(number):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (Interrupted.exit_code, "cleaned\n", "error: interrupted\n")
+
+
+DEAF = """
+import signal
+from slime_cli import __main__ as cli
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit an ignored Ctrl-C
+cli._end_as_by_ctrl_c()
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+    try:
+        signal.raise_signal(number)
+    except BaseException as error:
+        print(type(error).__name__, flush=True)
+print("still there")
+"""
+
+
+def test_who_insists_on_an_interruption_is_heard_by_a_function_that_catches_everything():
+    done = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (Interrupted.exit_code, ["KeyboardInterrupt"] * 3), done.stderr
+    assert "interrupted, and what was running did not end" in done.stderr
