@@ -35,7 +35,8 @@ def hf_to_dist(
 
     with _screen() as say:
         megatron = _megatron(context.args, profile or [], say)
-        doctor_checkpoint.require(hf_checkpoint, say, (), (doctor_checkpoint.TOKENIZER, doctor_checkpoint.TEMPLATE))
+        looked_at = (doctor_checkpoint.TOKENIZER, doctor_checkpoint.TEMPLATE)
+        doctor_checkpoint.require(hf_checkpoint, say, (doctor_checkpoint.IDS,), looked_at)
         target = convert.hf_to_dist(
             hf_checkpoint, save, tensor=tensor, pipeline=pipeline, expert=expert, megatron=megatron, force=force, say=say
         )  # fmt: skip

@@ -74,7 +74,7 @@ def _run(hf_checkpoint: pathlib.Path, save: pathlib.Path, force: bool, name: str
     from slime_cli.screen import Screen
 
     screen = Screen()
-    needed, looked_at = (checkpoint.CONFIG, checkpoint.WEIGHTS), (checkpoint.TOKENIZER, checkpoint.TEMPLATE)
+    needed, looked_at = (checkpoint.CONFIG, checkpoint.WEIGHTS), (checkpoint.TOKENIZER, checkpoint.IDS, checkpoint.TEMPLATE)
     checkpoint.require(hf_checkpoint, screen.say, needed, looked_at)
     from slime_cli.weights import number_formats, requantise
 

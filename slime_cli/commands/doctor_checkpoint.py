@@ -14,6 +14,7 @@ from slime_cli.rollout import template
 from slime_cli.weights import whole
 
 FOLDER, CONFIG, TOKENIZER, TEMPLATE, WEIGHTS = "checkpoint", "model config", "tokenizer", "chat template", "weights"
+IDS = whole.IDS
 """Names of the findings."""
 
 

@@ -138,7 +138,7 @@ def _model(model: str, each: list[Resolved], say: Say) -> dict[str, Any]:
         from slime_cli.commands import doctor_checkpoint as checkpoint
 
         chat = any(stage.slime["apply_chat_template"] for stage in each)
-        needed = (checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.WEIGHTS)
+        needed = (checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.IDS, checkpoint.WEIGHTS)
         checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,) if chat else ())
     return config(model)
 

@@ -83,5 +83,5 @@ def _check_model(resolved: Resolved, model: str, say: Callable[[str], None]) -> 
     if resolved.sglang.get("load_format", "auto") in ("auto", "safetensors"):
         needed.append(checkpoint.WEIGHTS)
     if not (resolved.sglang.get("skip_tokenizer_init") or resolved.sglang.get("tokenizer_path")):
-        needed.append(checkpoint.TOKENIZER)
+        needed += [checkpoint.TOKENIZER, checkpoint.IDS]
     checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,))

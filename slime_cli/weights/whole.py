@@ -126,6 +126,10 @@ def check_config(folder: pathlib.Path) -> Finding:
 # -- tokenizer ---------------------------------------------------------------------------------------------------------
 
 
+IDS = "token ids"
+"""Name of the finding that a tokenizer has ids beyond the embedding's rows: no stage can use such a model."""
+
+
 def check_tokenizer(folder: pathlib.Path) -> Finding:
     """It is there, and the embedding has a row for each of its ids: an id beyond them ends the engine that is sent
     it.
@@ -148,7 +152,7 @@ def check_tokenizer(folder: pathlib.Path) -> Finding:
         rows_for_all = "model.resize_token_embeddings(len(tokenizer))"
         fix = f"take the tokenizer that the model was trained with, or give the model rows: {rows_for_all}"
         return Finding(
-            name, "fail", f"{token!r} has id {last}, and the embedding has {rows} rows (0 to {rows - 1})", fix
+            IDS, "fail", f"{token!r} has id {last}, and the embedding has {rows} rows (0 to {rows - 1})", fix
         )
     return Finding(name, "ok", f"{kind}, {count:,} entries" + ("" if rows is None else f" for {rows:,} rows"))
 
