@@ -7,9 +7,9 @@ setup:
 lint: setup
 	@.venv/bin/ruff check .
 
-# Lint and the tests that need no engine: under a minute.
+# Lint and the tests that need no engine, but for a few that wait for seconds: under a minute.
 check: lint
-	@.venv/bin/python -m pytest tests -m "not engine"
+	@.venv/bin/python -m pytest tests -m "not engine and not slow" -n auto --dist worksteal
 
 test: lint
 	@.venv/bin/python -m pytest tests

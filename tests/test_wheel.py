@@ -12,6 +12,7 @@ import sysconfig
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
 
 

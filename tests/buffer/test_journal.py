@@ -429,6 +429,7 @@ def work_until_killed(path: str, acknowledged: str) -> None:
             step, waiting, ready, open_now = step + 1, [], [], []
 
 
+@pytest.mark.slow
 def test_killed_anywhere_nothing_is_lost_or_trained_twice(tmp_path):
     path, acknowledged = str(tmp_path / "journal.sqlite"), tmp_path / "acknowledged"
     acknowledged.touch()

@@ -84,6 +84,7 @@ def test_every_engine_is_profiled_even_one_that_the_router_never_chooses(tmp_pat
     assert engines[0].profile["output_dir"] != engines[1].profile["output_dir"]
 
 
+@pytest.mark.slow
 def test_a_second_profile_into_the_same_folder_waits_for_its_own_traces(tmp_path, engines, endpoint):
     profile_engines(endpoint, tmp_path, timeout=20)
     for engine in engines:

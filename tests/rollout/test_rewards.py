@@ -116,6 +116,7 @@ GUILTY = {
 
 
 @pytest.mark.parametrize("function", ["sync", "blocking"])
+@pytest.mark.slow
 async def test_only_the_guilty_sample_fails(functions, function):
     words = ["fine", "fine", *(word for guilty in GUILTY for word in (guilty, "fine")), "print", "stdin", "yes"]
     samples = samples_of(*words)
@@ -130,6 +131,7 @@ async def test_only_the_guilty_sample_fails(functions, function):
     assert pool.workers.replaced >= 4
 
 
+@pytest.mark.slow
 async def test_coroutines_wait_side_by_side_and_time_out_alone(functions):
     words = ["fine"] * 40 + ["hang", "own"] + ["fine"] * 20
     begin = time.perf_counter()
@@ -270,6 +272,7 @@ async def test_a_module_that_aborts_when_loaded_fails_its_samples_and_ends(tmp_p
     assert [result.kind for result in results] == ["crash", "crash"] and "SIGABRT" in results[0].detail
 
 
+@pytest.mark.slow
 async def test_expressions_that_are_slow_to_compare_get_a_verdict_and_cost_no_worker():
     slow = ["9^9^9^9", r"\int_0^{\infty} e^{-x^5} \sin(x^3) \ln(x+1) dx", r"\boxed{" * 5000]
     samples = samples_of(*["1/2"] * 20, *slow, *["0.5"] * 20, label="0.5")

@@ -8,7 +8,7 @@ import torch
 
 from slime_cli.errors import UsageError
 from slime_cli.rollout import hooks
-from slime_cli.training import objective, user_weights
+from slime_cli.training import user_weights
 from slime_cli.training.advantages import Shape
 
 SIZES = np.array([3, 0, 2])
@@ -103,11 +103,14 @@ def test_a_signature_that_does_not_fit_is_refused_when_loaded(tmp_path):
             hooks.load(f"{file}:{name}", kind)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("answer", "said"),
     [(None, "NoneType"), (torch.zeros(()), "Tensor"), ((torch.zeros(2), {}), "Tensor, dict"), ((torch.zeros(()), 1.0), "Tensor, float")],
 )
 def test_a_loss_function_that_returns_something_else_is_named(answer, said):
+    from slime_cli.training import objective  # imports Megatron
+
     with pytest.raises(UsageError, match=f"--custom-loss-function-path returned {said}$") as caught:
         objective.custom(lambda *_: answer, types.SimpleNamespace(), types.SimpleNamespace(), torch.zeros(1, 2))
     assert caught.value.exit_code == 2
