@@ -53,12 +53,17 @@ class PromptRow:
     row: int
     """1-based line of a JSONL file, or 1-based row of any other source."""
 
+    @property
+    def where(self) -> str:
+        """Source and row, as messages name them."""
+        return f"{self.source}:{self.row}"
+
 
 class RowError(DataError):
     """A row that cannot be made into a prompt or an example; ``--on-bad-row skip`` passes it over and counts it by ``kind``."""
 
     def __init__(self, row: PromptRow, kind: str, reason: str, fix: str):
-        super().__init__(f"{row.source}:{row.row}: {reason}", fix)
+        super().__init__(f"{row.where}: {reason}", fix)
         self.kind = kind
 
 
@@ -66,7 +71,7 @@ PER_TOKEN = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
 """Fields of a sample with one entry for each response token, or None."""
 MAX_LOG_PROB = 1e-3
 MAX_ID = 2**31
-"""Of the ids that top-p left, as a batch's file has them."""
+"""The ids that top-p left are below it: a batch's file has 32 bits for each."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -12,7 +12,7 @@ from slime_cli.errors import DataError, UsageError
 from slime_cli.manifests import checkpoints
 
 _NAME = re.compile(r"(?!hf$)\w[\w.-]*")
-"""Of a version. A checkpoint's weights lie in ``hf`` before they are published."""
+"""What a version may be called. A checkpoint's weights lie in ``hf`` before they are published."""
 
 
 class _Parser(argparse.ArgumentParser):

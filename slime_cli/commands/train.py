@@ -28,7 +28,9 @@ def run(argv: list[str]) -> int:
     screen = Screen()
     sources = preflight.check(resolved, run_dir, screen.say)
     names = [stage["name"] for stage in resolved.stages] or ["train"]
-    rollouts = train_data.check(list(zip(names, preflight.stages(resolved), sources, strict=True)), screen.say)
+    rollouts = {}
+    if not (run_dir / "summary.json").exists():  # a finished run only shows its result
+        rollouts = train_data.check(list(zip(names, preflight.stages(resolved), sources, strict=True)), screen.say)
     warnings += _check_disks(resolved, run_dir)
     with folders.alone(run_dir):
         return _train(resolved, run_dir, warnings, screen, rollouts)

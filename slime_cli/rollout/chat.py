@@ -90,7 +90,7 @@ class Renderer:
     def __init__(self, checkpoint: str, options: RenderOptions, say: Callable[[str], None] | None = None):
         self.options, self.say, self.apply = options, say, options.apply_chat_template
         self._looked_for: set[str] = set()
-        """Of what a template may leave out, what a row had."""
+        """What a row had and a template may leave out."""
         self.tokenizer = load(checkpoint)
         if self.apply and not self.tokenizer.chat_template:
             raise DataError(
@@ -200,7 +200,7 @@ class Renderer:
             self._looked_for.add(what)
             with contextlib.suppress(RowError):  # what is wrong with the row is said where it is rendered
                 if self._render(row, messages, tools, False) == self._render(row, other_messages, other_tools, False):
-                    self.say(f"warning: {row.source}:{row.row}: the chat template writes no {what}: the model neither sees nor learns them")
+                    self.say(f"warning: {row.where}: the chat template writes no {what}: the model neither sees nor learns them")
 
     def _render(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None, generate: bool) -> str:
         kwargs = self.options.template_kwargs | ({"tools": tools} if tools else {})

@@ -43,7 +43,7 @@ def look(source, render: Callable[[PromptRow], object], *, skip: bool, every: bo
             if render(row) is not None:
                 found.usable += 1
                 continue
-            kind, message = "too_long", f"{row.source}:{row.row}: longer than --rollout-max-prompt-len"
+            kind, message = "too_long", f"{row.where}: longer than --rollout-max-prompt-len"
         except RowError as error:
             if not skip:
                 raise

@@ -13,7 +13,7 @@ from slime_cli import manifests
 
 INDEX = "model.safetensors.index.json"
 SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
-"""Of files that may hold weights, in this format or another."""
+"""Files that may hold weights end so, in this format or another."""
 STATE = "conversion.json"
 """Is there for as long as `slime convert` has not ended what it writes into the folder."""
 
