@@ -175,7 +175,14 @@ def _line(option: Any) -> str:
 
 def _entry(flag: str, text: str, indent: int = 38) -> list[str]:
     width = plain.width()
-    head = textwrap.wrap(flag.replace(",", ", "), width - 2, initial_indent="  ", subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+    head = textwrap.wrap(
+        flag.replace(",", ", "),
+        width - 2,
+        initial_indent="  ",
+        subsequent_indent=" " * 6,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     lines = [" " * indent + line for line in textwrap.wrap(text, width - indent)]
     if len(head[-1]) >= indent - 1 or len(head) > 1:
         return [*(line.replace(", ", ",") for line in head), *lines]

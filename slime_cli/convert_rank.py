@@ -1,4 +1,5 @@
-"""One rank of a conversion: ``python -m slime_cli.convert_rank FOLDER OWNER``, started by :mod:`slime_cli.weights.convert`.
+"""One rank of a conversion: ``python -m slime_cli.convert_rank FOLDER OWNER``, started by
+:mod:`slime_cli.weights.convert`.
 
 Reads ``FOLDER/job.json``; rank 0 appends what it does to ``FOLDER/phases``; an error meant for the user goes to
 ``FOLDER/RANK.error.json``. Ends when its owner does.
@@ -23,7 +24,8 @@ Say = Callable[[str], None]
 
 
 def main() -> None:
-    folder, owner = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+    folder = pathlib.Path(sys.argv[1])
+    owner = int(sys.argv[2])
     die_with_parent()
     if os.getppid() != owner:
         sys.exit(1)
@@ -85,13 +87,25 @@ def argv(base: list[str], job: dict[str, Any]) -> list[str]:
     """Megatron's command line for a job: ``base`` is what every run has."""
     if job["dtype"] == "float32":
         base = [word for word in base if word != "--bf16"]
-    layout = ["--tensor-model-parallel-size", str(job["tensor"]), "--pipeline-model-parallel-size", str(job["pipeline"])]
+    layout = [
+        "--tensor-model-parallel-size",
+        str(job["tensor"]),
+        "--pipeline-model-parallel-size",
+        str(job["pipeline"]),
+    ]
     layout += ["--expert-model-parallel-size", str(job["expert"])]
     if job["expert"] > 1:
         layout += ["--expert-tensor-parallel-size", "1"]
     if job["tensor"] > 1 and "--num-experts" in job["argv"]:
         layout.append("--sequence-parallel")  # without it Megatron refuses to train experts on tensor parallel ranks
-    weights = ["--global-batch-size", str(job["expert"]), "--no-save-optim", "--no-save-rng", "--no-load-optim", "--no-load-rng"]
+    weights = [
+        "--global-batch-size",
+        str(job["expert"]),
+        "--no-save-optim",
+        "--no-save-rng",
+        "--no-load-optim",
+        "--no-load-rng",
+    ]
     return base + job["argv"] + layout + weights
 
 
@@ -129,7 +143,9 @@ def _to_hf(job, args, model, bridge, say) -> None:
 
     say("writing safetensors")
     target = pathlib.Path(job["target"])
-    publish.write(named(), target, hf_checkpoint=job["hf"], version=f"v{iteration:06d}", step=iteration, run=job["load"])
+    publish.write(
+        named(), target, hf_checkpoint=job["hf"], version=f"v{iteration:06d}", step=iteration, run=job["load"]
+    )
 
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -150,7 +166,8 @@ def _dtypes(folder: pathlib.Path) -> dict[str, str]:
 def _kept(source: pathlib.Path, missing: set[str], layers: int, say: Say) -> Iterator[tuple[str, Any]]:
     """Tensors of the model's origin that Megatron's model has no place for and that are still right, unchanged.
 
-    These are the layers that predict further tokens, which are not trained. Raises DataError when others are missing, but for what
+    These are the layers that predict further tokens, which are not trained. Raises DataError when others are missing,
+    but for what
     can be computed anew: rotary frequencies, scales of weights that were quantised, a tied output weight.
     """
     from safetensors import safe_open

@@ -1,6 +1,7 @@
 """A disk that is full, read-only or failing: tried before a run, and named where it is met. Torch-free.
 
-:func:`writable` and :func:`short_of_room` are called before anything starts. :func:`naming` is put around what writes a file, so that
+:func:`writable` and :func:`short_of_room` are called before anything starts. :func:`naming` is put around what writes a
+file, so that
 the message has the path; :func:`cause` finds a disk's words in whatever error a library or a process made of them.
 """
 
@@ -37,7 +38,8 @@ def cause(error: BaseException | None) -> str:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-    """Raises EngineError with ``path`` for an error of the disk that the block met. Torch's writer raises a RuntimeError that does not
+    """Raises EngineError with ``path`` for an error of the disk that the block met. Torch's writer raises a
+    RuntimeError that does not
     say what it met, Megatron's an exception of checkpoints: the disk is asked then."""
     try:
         yield
@@ -74,16 +76,21 @@ def _probe(folder: pathlib.Path) -> None:
 
 
 def writable(folder: str | os.PathLike, option: str) -> None:
-    """Makes the folder and writes a probe to its disk. Raises UsageError, naming ``option``, when either cannot be done."""
+    """Makes the folder and writes a probe to its disk. Raises UsageError, naming ``option``, when either cannot be
+    done."""
     folder = pathlib.Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _probe(folder)
     except OSError as error:
         inner = "free some space there, or give" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "give"
-        blame = "" if error.filename in (None, str(folder)) or ".probe-" in str(error.filename) else f" ({error.filename})"
+        blame = (
+            "" if error.filename in (None, str(folder)) or ".probe-" in str(error.filename) else f" ({error.filename})"
+        )
         reason = "a file is there" if error.errno == errno.EEXIST else error.strerror
-        raise UsageError(f"{option} {folder}: cannot write there: {reason}{blame}", f"{inner} a folder that you may write to") from None
+        raise UsageError(
+            f"{option} {folder}: cannot write there: {reason}{blame}", f"{inner} a folder that you may write to"
+        ) from None
 
 
 def nothing_in_the_way(folder: str | os.PathLike, option: str) -> None:
@@ -100,13 +107,15 @@ def nothing_in_the_way(folder: str | os.PathLike, option: str) -> None:
 
 
 def short_of_room(needs: Iterable[tuple[pathlib.Path, str, int]]) -> list[str]:
-    """A warning for each disk that has less room than the (folder, what, bytes) that go there, those counted that lie there already."""
+    """A warning for each disk that has less room than the (folder, what, bytes) that go there, those counted that lie
+    there already."""
     by_disk: dict[int, list[tuple[pathlib.Path, str, int]]] = {}
     for folder, what, size in needs:
         by_disk.setdefault(_existing(folder).stat().st_dev, []).append((folder, what, size - _size(folder)))
     found = []
     for parts in by_disk.values():
-        free, missing = shutil.disk_usage(_existing(parts[0][0])).free, sum(max(0, size) for _, _, size in parts)
+        free = shutil.disk_usage(_existing(parts[0][0])).free
+        missing = sum(max(0, size) for _, _, size in parts)
         if missing > free:
             listing = ", ".join(f"{what} in {folder} about {_gb(size)}" for folder, what, size in parts if size > 0)
             found.append(f"{_gb(free)} are free, and {_gb(missing)} are still to be written there: {listing}")

@@ -39,7 +39,8 @@ def together(errors: Sequence[SlimeError], what: str) -> SlimeError:
     """The only one of ``errors``, or one of the first's kind that lists all, each fix once; ``what``: "options are"."""
     if len(errors) == 1:
         return errors[0]
-    lines, fixes = [], [error.fix for error in errors]
+    lines = []
+    fixes = [error.fix for error in errors]
     for number, error in enumerate(errors, 1):
         said = bool(error.fix) and error.fix not in fixes[number:]
         lines.append(f"  {number}. {error.message}{f' ({error.fix})' * said}")

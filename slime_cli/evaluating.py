@@ -1,4 +1,5 @@
-"""The evaluations of a stage: each is done once and lies in ``STAGE/eval/STEP.json``. :class:`slime_cli.stage.Stage` owns them.
+"""The evaluations of a stage: each is done once and lies in ``STAGE/eval/STEP.json``. :class:`slime_cli.stage.Stage`
+owns them.
 
 An attempt that finds the file of a step does not evaluate that step again.
 """
@@ -24,11 +25,15 @@ class Evaluations:
     """``conductor`` waits for them and shows how far they are; ``s``: slime's options by dest."""
 
     def __init__(self, name: str, s: dict[str, Any], folder: pathlib.Path, conductor: Any):
-        self.name, self.s, self.folder, self.conductor = name, s, folder / "eval", conductor
+        self.name = name
+        self.s = s
+        self.folder = folder / "eval"
+        self.conductor = conductor
 
     def run(self, step: int, version: str | None, generator: Generator, render: Render) -> None:
         """All sets of ``--eval-prompt-data``, answered by the weights of ``step``."""
-        sets, path = evaluation_sets(self.s), self.folder / f"{step:06d}.json"
+        sets = evaluation_sets(self.s)
+        path = self.folder / f"{step:06d}.json"
         if not sets or path.exists():
             return
         results = []

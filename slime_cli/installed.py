@@ -1,6 +1,8 @@
-"""Which engine packages are installed, in which versions, and what to do about one that is missing. Imports none of them.
+"""Which engine packages are installed, in which versions, and what to do about one that is missing. Imports none of
+them.
 
-Used by doctor, by every command that starts an engine, and by run.json. megatron-bridge stands apart: the packages that it
+Used by doctor, by every command that starts an engine, and by run.json. megatron-bridge stands apart: the packages that
+it
 asks for contradict SGLang's (two versions of flashinfer-python), and it imports almost none of them. So slime declares
 those that it does import, and megatron-bridge itself is installed without its requirements, by one command.
 """

@@ -1,7 +1,9 @@
 """The conductor: runs the stages of a run over the cluster, one rollout after the other, and commits what was trained.
 
-Synchronous schedule: generate -> batch -> train -> (save, commit) -> (publish -> sync -> verify) -> (evaluate). Killed at any
-point, the same call resumes: batches made but not committed are trained again from their files on the committed weights,
+Synchronous schedule: generate -> batch -> train -> (save, commit) -> (publish -> sync -> verify) -> (evaluate). Killed
+at any
+point, the same call resumes: batches made but not committed are trained again from their files on the committed
+weights,
 finished generations are kept, unfinished ones are generated again.
 """
 
@@ -37,7 +39,10 @@ class Conductor:
 
     def __init__(self, resolved, run_dir: pathlib.Path, screen: Screen, rollouts: dict[str, int] | None = None):
         """``rollouts``: of each stage that runs for a number of epochs."""
-        self.resolved, self.run_dir, self.screen, self.rollouts = resolved, run_dir, screen, rollouts or {}
+        self.resolved = resolved
+        self.run_dir = run_dir
+        self.screen = screen
+        self.rollouts = rollouts or {}
         self.tracer = Tracer(run_dir, "conductor", enabled=resolved.slime["trace"] == "on")
         self.events = asyncio.new_event_loop()
         self.fleet = None
@@ -49,11 +54,14 @@ class Conductor:
 
     def run(self, conclude: Callable[[list[Stage]], dict]) -> dict:
         """Every stage to its end; what ``conclude`` makes of the finished stages, before anything is stopped."""
-        stages, finished = folders.stages(self.resolved, self.run_dir), []
+        stages = folders.stages(self.resolved, self.run_dir)
+        finished = []
         with contextlib.ExitStack() as stack:
             stack.callback(self.tracer.close)
             source = self.resolved.slime["hf_checkpoint"]
-            self.model = str(tiny.make(source, self.run_dir / _MODEL_FOLDER)) if source.startswith(tiny.PREFIX) else source
+            self.model = (
+                str(tiny.make(source, self.run_dir / _MODEL_FOLDER)) if source.startswith(tiny.PREFIX) else source
+            )
             engines_for = next((options for _, options, _ in stages if options.slime["loss_type"] != "sft_loss"), None)
             if engines_for is not None and engines_for.slime["rollout_endpoint"]:
                 self._attach(engines_for, stack)
@@ -129,5 +137,3 @@ class Conductor:
         if not urls:
             raise EngineError("no engine is left", "the same command resumes from the last commit")
         return urls
-
-

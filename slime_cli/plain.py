@@ -1,4 +1,5 @@
-"""What the command line prints fits the place that it is printed to: any encoding, 80 columns, a file. Imports nothing heavy.
+"""What the command line prints fits the place that it is printed to: any encoding, 80 columns, a file. Imports nothing
+heavy.
 
 :mod:`slime_cli.__main__` calls :func:`replace_unprintable` once; every command's typer app takes :data:`TYPER`.
 """
@@ -9,11 +10,25 @@ import sys
 from typing import Any, TextIO
 
 TYPER: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
-"""For every ``typer.Typer``. rich's help cuts the names of options to the terminal's width, and doubles the time of ``--help``."""
+"""For every ``typer.Typer``. rich's help cuts the names of options to the terminal's width, and doubles the time of
+``--help``."""
 
 _ERRORS = "slime-plain"
 _RAMP = dict(zip("▁▂▃▄▅▆▇█", ".:-=+*#@", strict=True))
-_PLAIN = _RAMP | {"≠": "!=", "…": "~", "·": "-", "×": "x", "–": "-", "—": "-", "→": "->", "─": "-", "━": "-", "│": "|", "┃": "|", "\u2800": " "}
+_PLAIN = _RAMP | {
+    "≠": "!=",
+    "…": "~",
+    "·": "-",
+    "×": "x",
+    "–": "-",
+    "—": "-",
+    "→": "->",
+    "─": "-",
+    "━": "-",
+    "│": "|",
+    "┃": "|",
+    "\u2800": " ",
+}
 
 
 def width(most: int = 110) -> int:

@@ -1,6 +1,7 @@
 """The kernel's promise that a child does not outlive its parent (Linux, PR_SET_PDEATHSIG). Every kind of child uses it.
 
-Apart from :mod:`slime_cli.processes` because it is called between fork and exec, where nothing may be imported any more.
+Apart from :mod:`slime_cli.processes` because it is called between fork and exec, where nothing may be imported any
+more.
 """
 
 import ctypes

@@ -1,6 +1,7 @@
 """When the engines of a stage get the trainer's weights, and whose weights they held when a commit was made.
 
-It follows from the options and the journal's commits, so that a resume comes to the answer that the attempt before it had;
+It follows from the options and the journal's commits, so that a resume comes to the answer that the attempt before it
+had;
 the conductor (:mod:`slime_cli.stage`) acts on it. ``s``: slime's options by dest; ``total``: rollouts of the stage.
 """
 
@@ -25,7 +26,8 @@ def due(s: dict[str, Any], rollout_id: int, total: int) -> bool:
 
 
 def step_held(s: dict[str, Any], commits: Sequence[Commit | Step], total: int) -> int:
-    """The step whose weights generate what comes after the last of ``commits`` (by step): its own, or an earlier one's."""
+    """The step whose weights generate what comes after the last of ``commits`` (by step): its own, or an earlier
+    one's."""
     return next((commit.step for commit in reversed(commits) if due(s, commit.rollout_id, total)), 0)
 
 

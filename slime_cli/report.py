@@ -16,18 +16,28 @@ def summarize(run_dir: pathlib.Path, stages: list[Stage], endpoint: manifests.En
     policy = next((s for s in reversed(stages) if s.policy), None)
     lines = metric_lines(run_dir)
     out: dict = {
-        "reward_before": None, "reward_after": None, "steps": sum(s.step for s in stages),
-        "steps_by_stage": {s.name: s.step for s in stages}, "seconds": round(sum(s.journal.get("seconds", 0.0) for s in stages), 1),
-        "trainer": {"name": "megatron-core", "version": importlib.metadata.version("megatron-core")}, "rollout": None,
-        "logprob_abs_diff_max": None, "weight_version": None, "engines_verified": None,
-    }  # fmt: skip
+        "reward_before": None,
+        "reward_after": None,
+        "steps": sum(s.step for s in stages),
+        "steps_by_stage": {s.name: s.step for s in stages},
+        "seconds": round(sum(s.journal.get("seconds", 0.0) for s in stages), 1),
+        "trainer": {"name": "megatron-core", "version": importlib.metadata.version("megatron-core")},
+        "rollout": None,
+        "logprob_abs_diff_max": None,
+        "weight_version": None,
+        "engines_verified": None,
+    }
     if policy is not None:
         found = policy.evaluations.found()
         if found and found[0]["results"]:
             out["reward_before"] = found[0]["results"][0]["reward_mean"]
             out["reward_after"] = found[-1]["results"][0]["reward_mean"]
             out["eval_prompts"] = found[-1]["results"][0]["prompts"]
-        worst = [v["train/train_rollout_logprob_abs_diff_max"] for v in lines if "train/train_rollout_logprob_abs_diff_max" in v]
+        worst = [
+            v["train/train_rollout_logprob_abs_diff_max"]
+            for v in lines
+            if "train/train_rollout_logprob_abs_diff_max" in v
+        ]
         out["logprob_abs_diff_max"] = max(worst, default=None)
         out["weight_version"] = policy.version
         if endpoint is not None:
@@ -95,7 +105,13 @@ def _plot_png(path: pathlib.Path, rewards: list[float], summary: dict) -> None:
     axes.plot(range(1, len(rewards) + 1), rewards, color="#2a6fbb", label="training samples")
     for name, x, colour in (("reward_before", 0, "#999999"), ("reward_after", len(rewards), "#2e8b57")):
         if summary.get(name) is not None:
-            axes.plot([x], [summary[name]], "o", color=colour, label=f"held out, {name.removeprefix('reward_')}: {summary[name]:.3f}")
+            axes.plot(
+                [x],
+                [summary[name]],
+                "o",
+                color=colour,
+                label=f"held out, {name.removeprefix('reward_')}: {summary[name]:.3f}",
+            )
     axes.set(xlabel="rollout", ylabel="mean reward", title="Reward", ylim=(0, max(1.02, max(rewards))))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")

@@ -1,7 +1,10 @@
-"""What an attempt finds of those before it, checked and put right before anything is started. Torch-free; ``slime train`` calls it.
+"""What an attempt finds of those before it, checked and put right before anything is started. Torch-free; ``slime
+train`` calls it.
 
-:func:`check_starts`, before the run directory is claimed: the checkpoints that training starts from are there. :func:`prepare`, after
-it: the last commit of every stage that is still needed is in a checkpoint that is whole, or the stage is rolled back to one that
+:func:`check_starts`, before the run directory is claimed: the checkpoints that training starts from are there.
+:func:`prepare`, after
+it: the last commit of every stage that is still needed is in a checkpoint that is whole, or the stage is rolled back to
+one that
 is; ``metrics.jsonl`` has one line for every committed rollout and no others.
 """
 
@@ -25,7 +28,8 @@ Say = Callable[[str], None]
 
 def start_root(s: dict[str, Any]) -> str | None:
     """``--load``, or ``--ref-load`` when the former holds no checkpoint yet, not even a damaged one."""
-    load, fallback = s["load"], s["ref_load"]
+    load = s["load"]
+    fallback = s["ref_load"]
     return fallback if not load or fallback and s["ckpt_step"] is None and not checkpoints.any_in(load) else load
 
 
@@ -37,12 +41,17 @@ def start(s: dict[str, Any], say: Say) -> str | None:
 
 def needs_start(s: dict[str, Any], commits: Sequence[Commit]) -> bool:
     """The weights that the stage begins with are needed: it has not committed, or they are its reference for good."""
-    kept = Settings.from_options(s).reference and not (s["load"] and s["ref_load"]) and saving.reference(s, commits) is None
+    kept = (
+        Settings.from_options(s).reference
+        and not (s["load"] and s["ref_load"])
+        and saving.reference(s, commits) is None
+    )
     return not commits or kept
 
 
 def check_starts(stages: Sequence[StageOf], run_dir: pathlib.Path) -> None:
-    """Raises DataError for a checkpoint that training is to start from and that is not there, not whole or not safe, UsageError for a
+    """Raises DataError for a checkpoint that training is to start from and that is not there, not whole or not safe,
+    UsageError for a
     ``--save`` that holds another run's."""
     for number, (_, options, folder) in enumerate(stages):
         s = options.slime
@@ -73,7 +82,9 @@ def prepare(stages: Sequence[StageOf], run_dir: pathlib.Path, say: Say) -> None:
             needed = i + 1 == len(stages) or needs_start(stages[i + 1][1].slime, commits[i + 1])
             if commits[i] and needed:
                 _whole(name, options.slime, folder, journals[i], say)
-        write_metrics(run_dir, {name: journal for (name, _, _), journal in zip(stages, journals, strict=True) if journal})
+        write_metrics(
+            run_dir, {name: journal for (name, _, _), journal in zip(stages, journals, strict=True) if journal}
+        )
 
 
 def _whole(name: str, s: dict[str, Any], folder: pathlib.Path, journal: Journal, say: Say) -> None:
@@ -88,9 +99,12 @@ def _whole(name: str, s: dict[str, Any], folder: pathlib.Path, journal: Journal,
     if s["on_damaged_checkpoint"] != "rollback":
         raise DataError(
             f"{name}: the last commit, step {commits[-1].step}, is in a damaged checkpoint: {reason}",
-            f"restore it, or give --on-damaged-checkpoint rollback to go back to {back}, and train again what came after it",
+            f"restore it, or give --on-damaged-checkpoint rollback to go back to {back}, and train again what came"
+            " after it",
         )
-    lost = [r for r in range(to.rollout_id + 1 if to else 0, commits[-1].rollout_id + 1) if not _batch_is_whole(folder, r)]
+    lost = [
+        r for r in range(to.rollout_id + 1 if to else 0, commits[-1].rollout_id + 1) if not _batch_is_whole(folder, r)
+    ]
     done = journal.roll_back(to.step if to else 0, reason, lost)
     for path in (folder / "eval").glob("[0-9]*.json"):
         if int(path.stem) > done.to_step:
@@ -98,8 +112,15 @@ def _whole(name: str, s: dict[str, Any], folder: pathlib.Path, journal: Journal,
     say(f"{name}: {reason}")
     say(f"{name}: rolled back to {back}: {told(done)}")
     if lost:
-        why = f"--keep-rollouts {s['keep_rollouts']} removed them" if s["keep_rollouts"] else "their files are missing or damaged"
-        say(f"{name}: the batches of rollouts {', '.join(map(str, lost))} are gone ({why}): new samples take the place of those dropped")
+        why = (
+            f"--keep-rollouts {s['keep_rollouts']} removed them"
+            if s["keep_rollouts"]
+            else "their files are missing or damaged"
+        )
+        say(
+            f"{name}: the batches of rollouts {', '.join(map(str, lost))} are gone ({why}): new samples take the place"
+            " of those dropped"
+        )
 
 
 def told(done: Rollback) -> str:
@@ -126,11 +147,14 @@ def _batch_is_whole(folder: pathlib.Path, rollout_id: int) -> bool:
 
 
 def write_metrics(run_dir: pathlib.Path, journals: dict[str, Journal]) -> None:
-    """``metrics.jsonl`` as the journals have it: a killed attempt may have left a committed rollout without its line, a line cut short,
+    """``metrics.jsonl`` as the journals have it: a killed attempt may have left a committed rollout without its line, a
+    line cut short,
     or lines of rollouts that are trained again."""
-    path, wanted = run_dir / METRICS, []
+    path = run_dir / METRICS
+    wanted = []
     for name, journal in journals.items():
-        lines, commits = journal.lines(), journal.commits()
+        lines = journal.lines()
+        commits = journal.commits()
         committed = range(commits[-1].rollout_id + 1 if commits else 0)
         if any(r not in lines for r in committed):  # of a journal that had no lines yet
             lines = {line.get("rollout_id"): line for line in metrics_of(run_dir).get(name, ())} | lines

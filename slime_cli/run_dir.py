@@ -1,7 +1,9 @@
 """A run's folder: claimed by one configuration, resumed by the same one. Torch-free.
 
-``RUN/`` holds run.json, metrics.jsonl, summary.json, trace/, logs/, endpoint.json and model/ (a ``tiny:`` checkpoint). A
-stage's own things (journal.sqlite, rollouts/, checkpoints/, weights/, eval/) are in ``RUN/STAGE/``, or in ``RUN/`` itself for
+``RUN/`` holds run.json, metrics.jsonl, summary.json, trace/, logs/, endpoint.json and model/ (a ``tiny:`` checkpoint).
+A
+stage's own things (journal.sqlite, rollouts/, checkpoints/, weights/, eval/) are in ``RUN/STAGE/``, or in ``RUN/``
+itself for
 a run without stages.
 """
 
@@ -20,13 +22,24 @@ from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.options.resolve import Resolved
 
-JOURNAL, METRICS, LOCK = "journal.sqlite", "metrics.jsonl", ".lock"
+JOURNAL = "journal.sqlite"
+METRICS = "metrics.jsonl"
+LOCK = ".lock"
 StageOf = tuple[str, Resolved, pathlib.Path]
 """Name, options and folder of a stage."""
 NOT_IDENTITY = {
-    "run_dir", "on_damaged_checkpoint", "rollout_endpoint", "opd_teacher_url", "opd_teacher_timeout", "trace", "sglang_router_ip",
-    "sglang_router_port", "max_groups_without_progress", "drop_rollouts", "max_logprob_diff",
-}  # fmt: skip
+    "run_dir",
+    "on_damaged_checkpoint",
+    "rollout_endpoint",
+    "opd_teacher_url",
+    "opd_teacher_timeout",
+    "trace",
+    "sglang_router_ip",
+    "sglang_router_port",
+    "max_groups_without_progress",
+    "drop_rollouts",
+    "max_logprob_diff",
+}
 """Options that may differ between attempts: they say where, not what, or what a resume does, or when to give up."""
 
 
@@ -39,7 +52,8 @@ def stages(resolved: Resolved, run_dir: pathlib.Path) -> list[StageOf]:
 
 @contextlib.contextmanager
 def alone(folder: pathlib.Path) -> Iterator[None]:
-    """This process is the only one to run ``folder``, until it ends, however that is. Raises UsageError when there is another."""
+    """This process is the only one to run ``folder``, until it ends, however that is. Raises UsageError when there is
+    another."""
     fd = _lock(folder, make=True)
     try:
         os.ftruncate(fd, 0)
@@ -97,10 +111,14 @@ def claim(resolved: Resolved, folder: str | os.PathLike) -> manifests.Run:
     attempt, created = (before.attempt + 1, before.created) if before else (1, time.time())
     device = hardware.find()
     run = manifests.Run(
-        options=_options(resolved), origins=resolved.origins, argv=list(resolved.argv), versions=versions(),
+        options=_options(resolved),
+        origins=resolved.origins,
+        argv=list(resolved.argv),
+        versions=versions(),
         hardware={"device": device.kind, "count": device.count, "name": device.name, "cores": os.cpu_count()},
-        attempt=attempt, created=created,
-    )  # fmt: skip
+        attempt=attempt,
+        created=created,
+    )
     manifests.write(folder / "run.json", run)
     return run
 
@@ -108,7 +126,8 @@ def claim(resolved: Resolved, folder: str | os.PathLike) -> manifests.Run:
 def _differences(before: dict, now: dict) -> list[str]:
     out = []
     for section in ("slime", "megatron", "sglang", "router"):
-        old, new = before.get(section, {}), now[section]
+        old = before.get(section, {})
+        new = now[section]
         for name in sorted((old.keys() | new.keys()) - NOT_IDENTITY):
             if old.get(name) != new.get(name):
                 out.append(f"{name} was {old.get(name)!r}, now {new.get(name)!r}")

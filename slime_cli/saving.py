@@ -1,7 +1,10 @@
-"""What of a stage outlives it: its checkpoints, and the commits that say what is in them. :class:`slime_cli.stage.Stage` owns it.
+"""What of a stage outlives it: its checkpoints, and the commits that say what is in them.
+:class:`slime_cli.stage.Stage` owns it.
 
-Always in this order: a checkpoint is complete on disk, one transaction of the journal names it with the samples that it was
-trained on, older checkpoints go. With ``--async-save`` the first takes as long as it takes while the stage goes on, and the
+Always in this order: a checkpoint is complete on disk, one transaction of the journal names it with the samples that it
+was
+trained on, older checkpoints go. With ``--async-save`` the first takes as long as it takes while the stage goes on, and
+the
 others follow at the next :meth:`Saver.commit` that finds it done; one checkpoint at a time is under way.
 """
 
@@ -49,12 +52,16 @@ KEEP_WEIGHTS = 2
 
 
 def root(s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
-    """The folder of a stage's checkpoints. In ``--save`` each stage of a run with several has a folder of its own, as in the run directory."""
+    """The folder of a stage's checkpoints. In ``--save`` each stage of a run with several has a folder of its own, as
+    in the run directory."""
     return (pathlib.Path(s["save"]) / folder.relative_to(run_dir) if s["save"] else folder / "checkpoints").resolve()
 
 
 def check_folders(
-    s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path, check: Callable[[pathlib.Path, str], None] = disk.writable
+    s: dict[str, Any],
+    folder: pathlib.Path,
+    run_dir: pathlib.Path,
+    check: Callable[[pathlib.Path, str], None] = disk.writable,
 ) -> None:
     """Raises UsageError when ``--save`` or ``--save-hf`` cannot be written to, as ``check`` finds it."""
     if s["save"]:
@@ -79,19 +86,29 @@ def exports(s: dict[str, Any]) -> pathlib.Path:
     return pathlib.Path(*itertools.takewhile(lambda part: "{" not in part, parts)).resolve()
 
 
-def room(name: str, options: Resolved, folder: pathlib.Path, run_dir: pathlib.Path, config: dict[str, Any]) -> list[tuple[pathlib.Path, str, int]]:
+def room(
+    name: str, options: Resolved, folder: pathlib.Path, run_dir: pathlib.Path, config: dict[str, Any]
+) -> list[tuple[pathlib.Path, str, int]]:
     """(folder, what, bytes) that a stage keeps at most at a time, estimated from the model's ``config``."""
-    s, megatron = options.slime, options.megatron
+    s = options.slime
+    megatron = options.megatron
     found = memory.estimate(options, architecture.megatron_args(config))
     if found is None:
         return []
     half = (config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
-    parameters, master = found["parameters"], half and hardware.find().kind == "cuda"
+    parameters = found["parameters"]
+    master = half and hardware.find().kind == "cuda"
     moments = 0 if s["use_stateless_adam"] else 8
     each = (2 if master else 4) + (0 if megatron.get("no_save_optim") else moments + (4 if master else 0))
     networks = 2 if s["advantage_estimator"] == "ppo" and s["loss_type"] != "sft_loss" else 1
     checkpoints_ = root(s, folder, run_dir)
-    needs = [(checkpoints_, f"{s['keep_checkpoints']} + 1 checkpoints", (s["keep_checkpoints"] + 1) * networks * parameters * each)]
+    needs = [
+        (
+            checkpoints_,
+            f"{s['keep_checkpoints']} + 1 checkpoints",
+            (s["keep_checkpoints"] + 1) * networks * parameters * each,
+        )
+    ]
     published = parameters * (2 if half else 4)
     if s["loss_type"] != "sft_loss":
         needs.append((folder / "weights", f"{KEEP_WEIGHTS} + 1 published versions", (KEEP_WEIGHTS + 1) * published))
@@ -115,8 +132,20 @@ def reference(s: dict[str, Any], commits: Sequence[Commit]) -> str | None:
 class Saver:
     """``folder`` is the stage's in ``run_dir``; ``span`` a tracer's."""
 
-    def __init__(self, slime: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path, journal: Journal, trainers, span: Callable):
-        self.s, self.folder, self.journal, self.trainers, self.span = slime, folder, journal, trainers, span
+    def __init__(
+        self,
+        slime: dict[str, Any],
+        folder: pathlib.Path,
+        run_dir: pathlib.Path,
+        journal: Journal,
+        trainers,
+        span: Callable,
+    ):
+        self.s = slime
+        self.folder = folder
+        self.journal = journal
+        self.trainers = trainers
+        self.span = span
         self.stage = folder.relative_to(run_dir)
         self.root = root(slime, folder, run_dir)
         self._trained: list[Step] = []
@@ -127,13 +156,15 @@ class Saver:
         self._trained.append(Step(step, rollout_id, version, samples))
 
     def save(self, *, seconds: float, stopped: bool) -> None:
-        """A checkpoint after the last step, and what else is taken from the present weights. Committed at once if that can be."""
+        """A checkpoint after the last step, and what else is taken from the present weights. Committed at once if that
+        can be."""
         self.commit(wait=True)
         last = self._trained[-1]
         self.journal.put("saving", last.step)
         with self.span("save"):
             path = self.trainers.call("save", str(self.root))
-        self._saving, self._trained = Saving(path, self._trained, seconds, stopped), []
+        self._saving = Saving(path, self._trained, seconds, stopped)
+        self._trained = []
         if self.reference_due(last.rollout_id):
             self.trainers.call("keep", "reference")
         if self.s["save_hf"]:
@@ -142,10 +173,12 @@ class Saver:
         self.commit(wait=False)
 
     def commit(self, wait: bool) -> None:
-        """Commits the checkpoint under way if it is durable; it can be waited for. Nothing to do when none is under way."""
+        """Commits the checkpoint under way if it is durable; it can be waited for. Nothing to do when none is under
+        way."""
         if self._saving is None or not self.trainers.call("saved", wait):
             return
-        done, self._saving = self._saving, None
+        done = self._saving
+        self._saving = None
         with self.span("commit"):
             if done.stopped:  # holds once the commit of that rollout is there
                 self.journal.put("stopped", done.steps[-1].rollout_id)

@@ -21,7 +21,9 @@ class Screen:
 
     def say(self, text: str, label: str = "", style: str = "") -> None:
         """``text`` as it is written: a path may have brackets."""
-        line = Text.assemble((f"{time.time() - self.start:6.1f}s  ", "dim"), (f"{label} " if label else "", style), text)
+        line = Text.assemble(
+            (f"{time.time() - self.start:6.1f}s  ", "dim"), (f"{label} " if label else "", style), text
+        )
         self.console.print(line, soft_wrap=not self.console.is_terminal)
 
     def warn(self, text: str) -> None:
@@ -31,12 +33,19 @@ class Screen:
     def progress(self, label: str, total: int, start: int = 0) -> Iterator[Callable[..., None]]:
         """Yields ``advance(n=1, note="")``."""
         if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
             with Progress(*columns, console=self.console) as bar:
                 task = bar.add_task(label, total=total, completed=start, note="")
                 yield lambda n=1, note="": bar.update(task, advance=n, **({"note": note} if note else {}))
             return
-        done, told = start, time.time()
+        done = start
+        told = time.time()
 
         def advance(n: int = 1, note: str = "") -> None:
             nonlocal done, told

@@ -1,6 +1,7 @@
 """One stage of a run: reinforcement learning, or supervised training of the same model, over its own journal.
 
-The conductor (:mod:`slime_cli.loop`) creates one for each stage. Everything that a resumed stage needs is in its folder.
+The conductor (:mod:`slime_cli.loop`) creates one for each stage. Everything that a resumed stage needs is in its
+folder.
 """
 
 import collections
@@ -43,11 +44,17 @@ class Stage:
     """``conductor`` gives the engines, ``trainers`` the ranks, ``start_from`` the checkpoint of the stage before."""
 
     def __init__(self, name, options, folder: pathlib.Path, conductor, trainers, start_from: str | None):
-        self.name, self.options, self.folder = name, options, folder
-        self.conductor, self.trainers, self.start_from = conductor, trainers, start_from
-        self.s, self.args = options.slime, args_namespace(options)
+        self.name = name
+        self.options = options
+        self.folder = folder
+        self.conductor = conductor
+        self.trainers = trainers
+        self.start_from = start_from
+        self.s = options.slime
+        self.args = args_namespace(options)
         self.policy = self.s["loss_type"] != "sft_loss"
-        self.say, self.span = conductor.screen.say, conductor.tracer.span
+        self.say = conductor.screen.say
+        self.span = conductor.tracer.span
         self.evaluations = Evaluations(name, self.s, folder, conductor)
         self.started = time.time()
         self.proofs: list[sync.Proof] = []
@@ -77,7 +84,9 @@ class Stage:
         refuse_others(self.saver.root, self.journal)
         if self.policy and self.s["use_opd"] and self.s["opd_type"] == "sglang":
             self.teacher = Teacher(self.s["opd_teacher_url"], self.s["opd_teacher_timeout"])
-            self.conductor.wait(self.teacher.check(self.renderer.tokenizer, architecture.vocabulary(self.conductor.model)))
+            self.conductor.wait(
+                self.teacher.check(self.renderer.tokenizer, architecture.vocabulary(self.conductor.model))
+            )
         behind = self._behind()
         self._prepare_trainers(committed, behind)
         if self.policy:
@@ -108,27 +117,44 @@ class Stage:
     def _open(self) -> None:
         s = self.s
         context = architecture.context_length(
-            architecture.read_config(self.conductor.model), self.options.sglang.get("context_length") if self.policy else None
+            architecture.read_config(self.conductor.model),
+            self.options.sglang.get("context_length") if self.policy else None,
         )
-        self.renderer = (Renderer if self.policy else SupervisedRenderer)(self.conductor.model, RenderOptions.of(s, context), self.say)
+        self.renderer = (Renderer if self.policy else SupervisedRenderer)(
+            self.conductor.model, RenderOptions.of(s, context), self.say
+        )
         self.source = prompts_of(s)
         if self.source.skipped:
             bad = self.source.skipped[0]
-            self.say(f"{len(self.source.skipped)} bad rows skipped, the first: {bad.file}:{bad.row}: {bad.field}: {bad.reason}")
+            self.say(
+                f"{len(self.source.skipped)} bad rows skipped, the first: {bad.file}:{bad.row}: {bad.field}:"
+                f" {bad.reason}"
+            )
         self.journal = Journal(self.folder / JOURNAL)
-        known, found = self.journal.get("source"), self.source.fingerprint()
+        known = self.journal.get("source")
+        found = self.source.fingerprint()
         if known is not None and known != found:
-            raise DataError(f"{s['prompt_data']} changed since this run began", "restore the data or start another --run-dir")
+            raise DataError(
+                f"{s['prompt_data']} changed since this run began", "restore the data or start another --run-dir"
+            )
         self.journal.put("source", found)
         self.saver = Saver(s, self.folder, self.conductor.run_dir, self.journal, self.trainers, self.span)
-        columns = tuple(c for c in Settings.from_options(s).columns if c != "teacher_log_probs")  # the teacher adds those
+        columns = tuple(
+            c for c in Settings.from_options(s).columns if c != "teacher_log_probs"
+        )  # the teacher adds those
         rows = architecture.vocabulary(self.conductor.model)
         self.boundary = Boundary.of(self.renderer.tokenizer, self.conductor.model, rows, self.args, columns)
         render = self.boundary.checked(self.renderer.prompt if self.policy else self.renderer.example)
         self.buffer = DataBuffer(
-            self.journal, self.source, samples_per_prompt=s["n_samples_per_prompt"], shuffle=s["rollout_shuffle"],
-            seed=s["rollout_seed"], render=render, on_bad_row=s["on_bad_row"], say=self.say,
-        )  # fmt: skip
+            self.journal,
+            self.source,
+            samples_per_prompt=s["n_samples_per_prompt"],
+            shuffle=s["rollout_shuffle"],
+            seed=s["rollout_seed"],
+            render=render,
+            on_bad_row=s["on_bad_row"],
+            say=self.say,
+        )
         self._drop_rollouts()
         self.failures = Failures(s["max_groups_without_progress"], lambda text: self.say(f"{self.name}: {text}"))
 
@@ -176,18 +202,29 @@ class Stage:
                 self.trainers.call("keep", "old_actor")
             if committed:
                 self.trainers.call("load", committed.checkpoint, False)
-                self.say(f"{self.name}: resumed at step {committed.step} from {committed.checkpoint}, {len(self.buffer.recovery.replay)} batch(es) to train again")
+                self.say(
+                    f"{self.name}: resumed at step {committed.step} from {committed.checkpoint},"
+                    f" {len(self.buffer.recovery.replay)} batch(es) to train again"
+                )
 
     def _prepare_generator(self) -> None:
-        """Waits for the engines. What users' functions get as ``args`` says where they and the tokenizer's files are."""
-        client, shape = self.conductor.serving(), self._routed_experts_shape()
+        """Waits for the engines. What users' functions get as ``args`` says where they and the tokenizer's files
+        are."""
+        client = self.conductor.serving()
+        shape = self._routed_experts_shape()
         client.engines = self.conductor.engine_urls if shape else None
         ip, port = client.address()
         known = {"sglang_router_ip": ip, "sglang_router_port": port, "hf_checkpoint": str(self.conductor.model)}
         self.args = types.SimpleNamespace(**vars(self.args) | known)
         self.generator = Generator(
-            self.args, client, self.conductor.rewards, shape, self.teacher, boundary=self.boundary, failures=self.failures
-        )  # fmt: skip
+            self.args,
+            client,
+            self.conductor.rewards,
+            shape,
+            self.teacher,
+            boundary=self.boundary,
+            failures=self.failures,
+        )
 
     def _routed_experts_shape(self) -> list[int] | None:
         """[layers, experts a token] with ``--use-rollout-routing-replay``."""
@@ -223,13 +260,20 @@ class Stage:
             self._check_engines(rollout_id, found)
             for part in steps:
                 self.step += 1
-                self.saver.trained(self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part)))
+                self.saver.trained(
+                    self.step, rollout_id, version_name(self.step), list(executions(samples[i] for i in part))
+                )
             publishes = self.policy and publishing.due(self.s, rollout_id, self._num_rollouts())
             line = self._line(rollout_id, samples, batch, dropped, found, publishes)
             line["seconds"] = time.time() - begun
             self.journal.line(rollout_id, line)  # before the commit: what a kill leaves out of the file is made from it
             stopped = self._low_enough(line)
-            if last or stopped or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0 or self.saver.reference_due(rollout_id):
+            if (
+                last
+                or stopped
+                or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0
+                or self.saver.reference_due(rollout_id)
+            ):
                 self.saver.save(seconds=self.seconds(), stopped=stopped)
             if publishes:
                 self._publish()
@@ -245,7 +289,9 @@ class Stage:
             return self.trainers.train(batch, not self.policy or self.version == version_name(self.step))
         except SlimeError as error:
             if rollout_id in self.buffer.recovery.replay:  # it may fail for ever
-                error.fix += f"; should it be this batch that fails, --drop-rollouts {rollout_id} makes another in its place"
+                error.fix += (
+                    f"; should it be this batch that fails, --drop-rollouts {rollout_id} makes another in its place"
+                )
             raise
 
     def _check_engines(self, rollout_id: int, found: dict[str, float]) -> None:
@@ -253,11 +299,12 @@ class Stage:
         The difference is there only for a rollout that the trainer's own weights generated
         (:attr:`MicroBatch.on_policy`).
         """
-        bound, mean = self.s["max_logprob_diff"], found.get("train_rollout_logprob_abs_diff")
+        bound = self.s["max_logprob_diff"]
+        mean = found.get("train_rollout_logprob_abs_diff")
         if bound is not None and mean is not None and mean > bound:
             raise EngineError(
-                f"rollout {rollout_id}: log-probabilities of engine and trainer differ by {mean:.2f} nats a token on average "
-                f"(--max-logprob-diff {bound:g}), so they compute different models; the step is not committed",
+                f"rollout {rollout_id}: log-probabilities of engine and trainer differ by {mean:.2f} nats a token on"
+                f" average (--max-logprob-diff {bound:g}), so they compute different models; the step is not committed",
                 "look for what only one of them was given: Megatron or --sglang- options by hand, quantisation; "
                 '"Numbers that differ" in docs/troubleshooting.md has a list',
             )
@@ -268,8 +315,8 @@ class Stage:
         if not all(steps):
             raise DataError(
                 f"{len(set(batch.sample_index_N.tolist()))} samples are left for --num-steps-per-rollout {len(steps)}",
-                f"slime trace ledger says why the others were dropped; with --drop-rollouts {rollout_id} the same command makes "
-                "another batch",
+                f"slime trace ledger says why the others were dropped; with --drop-rollouts {rollout_id} the same"
+                " command makes another batch",
             )
         return steps
 
@@ -296,15 +343,21 @@ class Stage:
         return samples, dropped
 
     def _fitting(self, samples: list[Sample], dropped: collections.Counter) -> list[Sample]:
-        """Without the executions of which a sample is above the cap with ``--oversize drop``, or lacks what others have; they are
+        """Without the executions of which a sample is above the cap with ``--oversize drop``, or lacks what others
+        have; they are
         dropped in the journal, with the reason."""
         unfit = unlike_the_others(samples)
         if self.s["oversize"] == "drop" and self.s["use_dynamic_batch_size"]:
             ranks = self.options.megatron.get("context_parallel_size", 1)  # they share a pack
             gone = {index for indices in unfit.values() for index in indices}
-            unfit["oversize"] = list(executions(
-                s for s in samples if packing.padded(len(s.tokens), ranks) > self.s["max_tokens_per_gpu"] * ranks and s.index not in gone
-            ))  # fmt: skip
+            unfit["oversize"] = list(
+                executions(
+                    s
+                    for s in samples
+                    if packing.padded(len(s.tokens), ranks) > self.s["max_tokens_per_gpu"] * ranks
+                    and s.index not in gone
+                )
+            )
         for reason, indices in unfit.items():
             self.journal.drop(indices, reason)
             dropped.update({reason: len(indices)} if indices else {})
@@ -322,23 +375,34 @@ class Stage:
         return result.groups, result.dropped
 
     def _supervised(self, rollout_id: int) -> tuple[list[Group], collections.Counter]:
-        return lease_examples(self.buffer, self.boundary, self.s["rollout_batch_size"], rollout_id), collections.Counter()
+        return (
+            lease_examples(self.buffer, self.boundary, self.s["rollout_batch_size"], rollout_id),
+            collections.Counter(),
+        )
 
     def _line(self, rollout_id, samples, batch, dropped, found, publishes: bool) -> dict:
         reward_N, first_N = execution_rewards(batch.rewards_N, batch.sample_index_N)
         rewards = reward_N[first_N].tolist()
         line = {
-            "stage": self.name, "rollout_id": rollout_id, "step": self.step,
+            "stage": self.name,
+            "rollout_id": rollout_id,
+            "step": self.step,
             "weight_version": version_name(self.step) if publishes or not self.policy else self.version,
-            "seconds": 0.0, "samples": len(samples), "executions": len(rewards), "dropped": dict(dropped),
-            "skipped_prompts": self.buffer.skipped, "skipped_by_kind": dict(self.buffer.skipped_by_kind),
-        }  # fmt: skip
+            "seconds": 0.0,
+            "samples": len(samples),
+            "executions": len(rewards),
+            "dropped": dict(dropped),
+            "skipped_prompts": self.buffer.skipped,
+            "skipped_by_kind": dict(self.buffer.skipped_by_kind),
+        }
         if self.policy:
             line |= {
                 "reward_mean": sum(rewards) / len(rewards),
                 "response_length_mean": sum(s.response_length for s in samples) / len(samples),
                 "truncated_ratio": sum(s.status.value == "truncated" for s in samples) / len(samples),
-                "groups_without_spread": groups_without_spread(batch.rewards_N, batch.group_index_N, batch.sample_index_N),
+                "groups_without_spread": groups_without_spread(
+                    batch.rewards_N, batch.group_index_N, batch.sample_index_N
+                ),
                 "retries": self.generator.client.retries,
             }
             if self.teacher is not None:
@@ -362,7 +426,9 @@ class Stage:
             return None
         folder = publishing.complete(self.folder, step)
         if folder is None:
-            self.say(f"{self.name}: the weights of step {step} are gone, so the engines go on with those of step {self.step}")
+            self.say(
+                f"{self.name}: the weights of step {step} are gone, so the engines go on with those of step {self.step}"
+            )
         return folder
 
     def _publish(self) -> None:
@@ -375,8 +441,10 @@ class Stage:
         self._send(folder)
 
     def _send(self, folder: pathlib.Path) -> None:
-        """A published version into every engine, proven. A resume may need the one that was current at the last commit."""
-        before, self.version = self.version, folder.name
+        """A published version into every engine, proven. A resume may need the one that was current at the last
+        commit."""
+        before = self.version
+        self.version = folder.name
         with self.span("sync"):
             urls = self.conductor.engine_urls()
             if before is not None:

@@ -14,16 +14,27 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CONFIG = dict(
-    architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=8, rms_norm_eps=1e-6, max_position_embeddings=512, vocab_size=32, rope_theta=1e6,
-)  # fmt: skip
+    architectures=["Qwen3ForCausalLM"],
+    model_type="qwen3",
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    rms_norm_eps=1e-6,
+    max_position_embeddings=512,
+    vocab_size=32,
+    rope_theta=1e6,
+)
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 INDEX = "model.safetensors.index.json"
 
 
 def write_shard(path: pathlib.Path, shapes: dict[str, tuple[int, ...]], dtypes: dict[str, str] | None = None) -> None:
     """A safetensors file of zeros; float32 but for those in ``dtypes``."""
-    header, at = {}, 0
+    header = {}
+    at = 0
     for name, shape in shapes.items():
         dtype = (dtypes or {}).get(name, "F32")
         size = math.prod(shape) * (1 if dtype.startswith("F8") else 4)

@@ -57,7 +57,13 @@ class ScriptedEngine(http.server.ThreadingHTTPServer):
         """The manifest of this one (the router as well) and others."""
         engines = [manifests.Engine(url=e.url, role="regular", devices=[0], pid=1, host=host) for e in (self, *others)]
         given = {
-            "router_url": self.url, "engines": engines, "model": self.answers["/model_info"]["model_path"], "engine_name": "sglang",
-            "engine_version": "0.5.16", "owner_pid": 1, "owner_host": host, "created": 0.0,
-        }  # fmt: skip
+            "router_url": self.url,
+            "engines": engines,
+            "model": self.answers["/model_info"]["model_path"],
+            "engine_name": "sglang",
+            "engine_version": "0.5.16",
+            "owner_pid": 1,
+            "owner_host": host,
+            "created": 0.0,
+        }
         return manifests.Endpoint(**given | fields)

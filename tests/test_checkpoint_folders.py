@@ -15,9 +15,18 @@ def make(root, iteration: int, **files: int):
     for name, size in files.items():
         (folder / name).write_bytes(bytes(size))
     manifest = manifests.Checkpoint(
-        format="torch_dist", source="s", source_hashes={}, architecture="a", megatron_args={}, tokenizer_hash="", chat_template_hash="",
-        iteration=iteration, dtype="float32", layout={}, files=files,
-    )  # fmt: skip
+        format="torch_dist",
+        source="s",
+        source_hashes={},
+        architecture="a",
+        megatron_args={},
+        tokenizer_hash="",
+        chat_template_hash="",
+        iteration=iteration,
+        dtype="float32",
+        layout={},
+        files=files,
+    )
     manifests.write(folder / checkpoints.MANIFEST, manifest)
     (root / checkpoints.TRACKER).write_text(str(iteration))
     return folder
@@ -41,11 +50,17 @@ def garble(folder):
 
 @pytest.mark.parametrize(
     ("spoil", "said"),
-    [(cut, "weights has 3 bytes of 7"), (lose, "weights is missing"), (unfinished, "never written to its end"), (garble, "not a JSON object")],
+    [
+        (cut, "weights has 3 bytes of 7"),
+        (lose, "weights is missing"),
+        (unfinished, "never written to its end"),
+        (garble, "not a JSON object"),
+    ],
 )
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_word(tmp_path, spoil, said):
     make(tmp_path, 2, weights=7)
-    whole, newest = make(tmp_path, 10, weights=7), make(tmp_path, 12, weights=7)
+    whole = make(tmp_path, 10, weights=7)
+    newest = make(tmp_path, 12, weights=7)
     told = []
     assert checkpoints.complete(tmp_path, told.append) == newest and told == []
     spoil(newest)
@@ -68,15 +83,25 @@ def test_no_checkpoint_at_all(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [(None, "cannot be read"), ("", "is empty"), ("\x00\xff4", "says '"), ("2.5", "says '2.5'"), ("2", "says '2'; --ckpt-step 2 takes that one")]
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("", "is empty"),
+        ("\x00\xff4", "says '"),
+        ("2.5", "says '2.5'"),
+        ("2", "says '2'; --ckpt-step 2 takes that one"),
+    ],
 )
 def test_a_tracker_file_that_is_broken_or_names_another_is_told_and_the_newest_whole_one_taken(tmp_path, text, said):
     make(tmp_path, 2, weights=7)
     newest = make(tmp_path, 4, weights=7)
-    tracker, told = tmp_path / checkpoints.TRACKER, []
+    tracker = tmp_path / checkpoints.TRACKER
+    told = []
     tracker.unlink() if text is None else tracker.write_text(text, encoding="latin-1")
     assert checkpoints.complete(tmp_path, told.append) == newest
-    assert len(told) == 1 and f"{tracker} {said}" in told[0] and f"taking the newest whole checkpoint, {newest}" in told[0]
+    assert (
+        len(told) == 1 and f"{tracker} {said}" in told[0] and f"taking the newest whole checkpoint, {newest}" in told[0]
+    )
 
 
 def test_the_tracker_file_of_a_converted_model_says_release(tmp_path):
@@ -87,7 +112,8 @@ def test_the_tracker_file_of_a_converted_model_says_release(tmp_path):
 
 
 def test_a_step_that_is_asked_for_is_taken_whatever_is_newer(tmp_path):
-    first, second = make(tmp_path, 2, weights=7), make(tmp_path, 4, weights=7)
+    first = make(tmp_path, 2, weights=7)
+    second = make(tmp_path, 4, weights=7)
     told = []
     assert checkpoints.complete(tmp_path, told.append, 2) == first and not told
     assert checkpoints.complete(second, told.append, 4) == second and not told

@@ -1,6 +1,8 @@
-"""Disks that are full, read-only or in the way: tried before a run, and named with their path where they are met in one.
+"""Disks that are full, read-only or in the way: tried before a run, and named with their path where they are met in
+one.
 
-1. What the kernel says is genuine: a small tmpfs where one may be mounted, /dev/full, and a limit on file sizes anywhere.
+1. What the kernel says is genuine: a small tmpfs where one may be mounted, /dev/full, and a limit on file sizes
+anywhere.
 2. Nothing is skipped without a word: where no tmpfs may be mounted, the same writers run under the limit alone.
 """
 
@@ -31,7 +33,9 @@ def small(tmp_path):
     """A disk of 4 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
     if done.returncode:
         pytest.skip(f"no tmpfs may be mounted here ({done.stderr.strip()}): see the tests with a limit on file sizes")
     yield folder
@@ -74,7 +78,9 @@ def test_a_limit_a_file_in_the_way_and_a_read_only_folder_are_refused(tmp_path):
         disk.writable(tmp_path / "file", "--save")
     with pytest.raises(UsageError, match="cannot write there: Not a directory"):
         disk.writable(tmp_path / "file" / "below", "--save")
-    with pytest.raises(UsageError, match="--save /proc/x: cannot write there"):  # the superuser may write nearly everywhere else
+    with pytest.raises(
+        UsageError, match="--save /proc/x: cannot write there"
+    ):  # the superuser may write nearly everywhere else
         disk.writable("/proc/x", "--save")
 
 
@@ -170,7 +176,10 @@ def test_a_disk_s_words_are_found_in_what_libraries_make_of_them():
     with pytest.raises(RuntimeError) as found:
         wrapped()
     assert disk.cause(found.value) == f"{FULL}: /data/x"
-    assert disk.cause(RuntimeError(f"ray::save()\n  OSError: [Errno 28] {FULL}: '/data/x'\nmore")) == f"OSError: [Errno 28] {FULL}: '/data/x'"
+    assert (
+        disk.cause(RuntimeError(f"ray::save()\n  OSError: [Errno 28] {FULL}: '/data/x'\nmore"))
+        == f"OSError: [Errno 28] {FULL}: '/data/x'"
+    )
 
 
 def test_a_command_that_meets_a_full_disk_ends_with_4_and_the_path(monkeypatch, capsys):
@@ -189,7 +198,10 @@ def test_train_tries_every_folder_before_anything_starts(small, tmp_path, capsys
     target = small / "x" if place == "full" else tmp_path / "file"
     fill(small) if place == "full" else target.write_text("")
     folders = {"--run-dir": tmp_path / "run"} | {option: target / "{rollout_id}" if option == "--save-hf" else target}
-    words = f"train --hf-checkpoint tiny:qwen3 --prompt-data {tmp_path / 'data.jsonl'} --num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2 --rm-type math"
+    words = (
+        f"train --hf-checkpoint tiny:qwen3 --prompt-data {tmp_path / 'data.jsonl'} --num-rollout 1 --rollout-batch-size"
+        " 2 --n-samples-per-prompt 2 --rm-type math"
+    )
     assert cli.run([*words.split(), *(str(w) for pair in folders.items() for w in pair)]) == 2
     said = capsys.readouterr()
     assert f"error: {option} {target}: cannot write there: " in said.err and said.out == ""
@@ -205,21 +217,41 @@ def test_an_export_is_in_the_folder_before_its_rollout(tmp_path):
 
 
 def test_little_room_is_said_with_what_it_is_for(small, tmp_path):
-    needs = [(small / "checkpoints", "3 checkpoints", 2 << 20), (small / "weights", "3 published versions", 1 << 20), (tmp_path, "else", 1)]
+    needs = [
+        (small / "checkpoints", "3 checkpoints", 2 << 20),
+        (small / "weights", "3 published versions", 1 << 20),
+        (tmp_path, "else", 1),
+    ]
     assert disk.short_of_room(needs) == []
     (small / "other").write_bytes(bytes(2 << 20))
     (said,) = disk.short_of_room(needs)
-    assert "2.1 MB are free, and 3.1 MB are still to be written there" in said and "3 checkpoints in" in said and "else" not in said
+    assert (
+        "2.1 MB are free, and 3.1 MB are still to be written there" in said
+        and "3 checkpoints in" in said
+        and "else" not in said
+    )
     (small / "checkpoints").mkdir()
     (small / "other").rename(small / "checkpoints" / "iter")
     assert disk.short_of_room(needs) == [], "what lies there already counts"
 
 
 CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
-    "tie_word_embeddings": True, "hidden_act": "silu", "dtype": "float32",
-}  # fmt: skip
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "dtype": "float32",
+}
 
 
 def test_the_room_of_a_run_follows_from_the_model(tmp_path):
@@ -228,7 +260,11 @@ def test_the_room_of_a_run_follows_from_the_model(tmp_path):
     needs = {what: size for _, what, size in saving.room("train", options, tmp_path, tmp_path, CONFIG)}
     parameters = needs["2 exports"] / 2 / 4
     assert 90_000 < parameters < 110_000
-    assert needs == {"2 + 1 checkpoints": 3 * parameters * 12, "2 + 1 published versions": 3 * parameters * 4, "2 exports": 2 * parameters * 4}
+    assert needs == {
+        "2 + 1 checkpoints": 3 * parameters * 12,
+        "2 + 1 published versions": 3 * parameters * 4,
+        "2 exports": 2 * parameters * 4,
+    }
 
 
 def test_an_export_of_spans_into_no_folder_is_refused(tmp_path, capsys):

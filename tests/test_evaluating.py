@@ -1,4 +1,5 @@
-"""Contracts of slime_cli.evaluating: 1. a step is evaluated once, over all attempts; 2. what it found is said as it is written;
+"""Contracts of slime_cli.evaluating: 1. a step is evaluated once, over all attempts; 2. what it found is said as it is
+written;
 3. a row that cannot be used ends the run, or is left out and said."""
 
 import asyncio
@@ -31,12 +32,18 @@ def evaluations(tmp_path, monkeypatch):
 
     monkeypatch.setattr(evaluating, "evaluate", evaluate)
     s = {
-        "eval_prompt_data": ["held[b]out", str(tmp_path / "rows.jsonl")], "eval_input_key": "input", "eval_label_key": None,
-        "metadata_key": "metadata", "tool_key": "tools", "on_bad_row": "skip",
-    }  # fmt: skip
+        "eval_prompt_data": ["held[b]out", str(tmp_path / "rows.jsonl")],
+        "eval_input_key": "input",
+        "eval_label_key": None,
+        "metadata_key": "metadata",
+        "tool_key": "tools",
+        "on_bad_row": "skip",
+    }
     out = io.StringIO()
     conductor = types.SimpleNamespace(
-        screen=Screen(Console(file=out, width=500)), tracer=Tracer(str(tmp_path), "conductor", enabled=False), wait=asyncio.run
+        screen=Screen(Console(file=out, width=500)),
+        tracer=Tracer(str(tmp_path), "conductor", enabled=False),
+        wait=asyncio.run,
     )
     made = Evaluations("grpo", s, tmp_path / "grpo", conductor)
     made.said = out

@@ -1,4 +1,5 @@
-"""Contracts of slime_cli.locks: 1. one process holds a lock, until it ends; 2. others learn who; 3. what is no lock is said."""
+"""Contracts of slime_cli.locks: 1. one process holds a lock, until it ends; 2. others learn who; 3. what is no lock is
+said."""
 
 import errno
 import os

@@ -19,7 +19,10 @@ from tests.scripted_engine import ScriptedEngine
 
 
 def conductor(tmp_path, name, model):
-    words = f"--hf-checkpoint {model} --prompt-data p --num-rollout 1 --rollout-batch-size 1 --rollout-endpoint {tmp_path / 'endpoint.json'}"
+    words = (
+        f"--hf-checkpoint {model} --prompt-data p --num-rollout 1 --rollout-batch-size 1 --rollout-endpoint"
+        f" {tmp_path / 'endpoint.json'}"
+    )
     made = Conductor(
         resolve(words.split(), (), "train"), tmp_path / name, Screen(Console(file=io.StringIO(), width=500)), {}
     )
@@ -28,10 +31,13 @@ def conductor(tmp_path, name, model):
 
 
 def test_engines_are_claimed_for_as_long_as_the_run_lives_and_compared_first(tmp_path):
-    served, other = checkpoints.write(tmp_path / "served"), checkpoints.write(tmp_path / "other", num_hidden_layers=3)
-    engine, path = ScriptedEngine(served), tmp_path / "endpoint.json"
+    served = checkpoints.write(tmp_path / "served")
+    other = checkpoints.write(tmp_path / "other", num_hidden_layers=3)
+    engine = ScriptedEngine(served)
+    path = tmp_path / "endpoint.json"
     manifests.write(path, engine.endpoint())
-    first, second = conductor(tmp_path, "a", served), conductor(tmp_path, "b", served)
+    first = conductor(tmp_path, "a", served)
+    second = conductor(tmp_path, "b", served)
     with contextlib.ExitStack() as stack:
         first._attach(first.resolved, stack)
         with (

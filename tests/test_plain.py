@@ -1,4 +1,5 @@
-"""What is printed fits the place that it is printed to: whole names at 80 columns, any encoding, no escape codes in a file."""
+"""What is printed fits the place that it is printed to: whole names at 80 columns, any encoding, no escape codes in a
+file."""
 
 import io
 import json
@@ -77,18 +78,23 @@ def test_characters_that_an_encoding_lacks_become_plainer_ones():
 
 
 def lines(run_dir, rewards: list[float]) -> None:
-    text = "".join(json.dumps({"stage": "rl", "rollout_id": i, "step": i, "reward_mean": r}) + "\n" for i, r in enumerate(rewards))
+    text = "".join(
+        json.dumps({"stage": "rl", "rollout_id": i, "step": i, "reward_mean": r}) + "\n" for i, r in enumerate(rewards)
+    )
     (run_dir / "metrics.jsonl").write_text(text)
 
 
 @pytest.mark.parametrize("environment", [{}, {"TERM": "dumb"}, {"NO_COLOR": "1"}])
 @pytest.mark.parametrize("rewards", [[0.5], [0.25, 0.5, 1.0]])
-def test_the_result_of_a_run_in_a_file_has_neither_escape_codes_nor_a_plot_of_one_point(run, monkeypatch, environment, rewards):  # noqa: F811
+def test_the_result_of_a_run_in_a_file_has_neither_escape_codes_nor_a_plot_of_one_point(
+    run, monkeypatch, environment, rewards
+):  # noqa: F811
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     lines(run, rewards)
-    out, stream = io.StringIO(), ascii_stream()
+    out = io.StringIO()
+    stream = ascii_stream()
     for file in (out, stream):
         report.show(Console(file=file), run, {"steps": len(rewards)})
     assert "\x1b" not in out.getvalue() + written(stream)
@@ -98,16 +104,26 @@ def test_the_result_of_a_run_in_a_file_has_neither_escape_codes_nor_a_plot_of_on
     assert "8 dispatched = 4 trained" in written(stream)
 
 
-@pytest.mark.parametrize("encoding", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}])
+@pytest.mark.parametrize(
+    "encoding", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}]
+)
 def test_commands_write_where_only_ascii_fits(run, tmp_path, encoding):  # noqa: F811
     lines(run, [0.25, 0.5, 1.0])
     broken = tmp_path / "run-≠-é"
     fill_journal(broken / "journal.sqlite")
     drop_a_sample(broken / "journal.sqlite")
     environment = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "PYTHONIOENCODING")} | encoding
-    expected = {("trace", run): 0, ("trace", "why", run, 1): 0, ("profile", "step", run): 0, ("trace", "ledger", broken): 1, ("trace", broken): 3}
+    expected = {
+        ("trace", run): 0,
+        ("trace", "why", run, 1): 0,
+        ("profile", "step", run): 0,
+        ("trace", "ledger", broken): 1,
+        ("trace", broken): 3,
+    }
     for words, code in expected.items():
-        done = subprocess.run([sys.executable, "-m", "slime_cli", *map(str, words)], capture_output=True, env=environment)
+        done = subprocess.run(
+            [sys.executable, "-m", "slime_cli", *map(str, words)], capture_output=True, env=environment
+        )
         assert done.returncode == code and b"Traceback" not in done.stderr, done.stderr
         said = (done.stdout + done.stderr).decode("ascii")
         assert "\x1b" not in said

@@ -151,7 +151,10 @@ def test_the_command_line_by_python_m_imports_nothing_from_the_working_directory
 def test_a_working_directory_that_was_removed_is_said(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
-    code = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); from slime_cli.__main__ import run; raise SystemExit(run(['doctor']))"
+    code = (
+        f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); from slime_cli.__main__ import run; raise"
+        " SystemExit(run(['doctor']))"
+    )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True
     )
@@ -163,7 +166,8 @@ def test_a_working_directory_that_was_removed_is_said(tmp_path):
 
 async def test_a_reward_worker_imports_libraries_and_finds_the_user_s_module(hostile):
     (hostile / "my_reward.py").write_text(
-        "import json, typing_extensions\n\ndef score(args, sample):\n    return float(len(json.dumps(sample.response)))\n"
+        "import json, typing_extensions\n\ndef score(args, sample):\n    return"
+        " float(len(json.dumps(sample.response)))\n"
     )
     names = ("rm_type", "rm_url", "group_rm", "reward_key")
     args = types.SimpleNamespace(

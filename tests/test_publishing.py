@@ -12,9 +12,13 @@ def commit(step: int, rollout_id: int) -> Commit:
     return Commit(step, rollout_id, f"v{step:06d}", "c", 1, 0.0)
 
 
-@pytest.mark.parametrize(("interval", "evaluated", "saved", "steps"), list(itertools.product((1, 2, 3), (None, 2, 5), (1, 2, 4), (1, 2))))
+@pytest.mark.parametrize(
+    ("interval", "evaluated", "saved", "steps"), list(itertools.product((1, 2, 3), (None, 2, 5), (1, 2, 4), (1, 2)))
+)
 def test_a_resume_gives_the_engines_what_they_had(interval, evaluated, saved, steps):
-    total, held, commits = 9, 0, []
+    total = 9
+    held = 0
+    commits = []
     s = {"update_weights_interval": interval, "eval_interval": evaluated}
     assert publishing.step_held(s, commits, total) == 0
     for rollout_id in range(total):

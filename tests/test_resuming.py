@@ -1,4 +1,5 @@
-"""What an attempt finds of those before it: a damaged checkpoint, batches that are gone, metrics that a kill left out."""
+"""What an attempt finds of those before it: a damaged checkpoint, batches that are gone, metrics that a kill left
+out."""
 
 import json
 import shutil
@@ -20,10 +21,14 @@ RL = "--hf-checkpoint h --prompt-data p --num-rollout 9 --rollout-batch-size 1 -
 
 
 class Run:
-    """A stage that committed rollout 0 as step 1, rollouts 1 and 2 together as steps 2 and 3, and has a batch of rollout 3."""
+    """A stage that committed rollout 0 as step 1, rollouts 1 and 2 together as steps 2 and 3, and has a batch of
+    rollout 3."""
 
     def __init__(self, folder, more: str = "", name: str = "train", run_dir=None):
-        self.folder, self.run_dir, self.name, self.told = folder, run_dir or folder, name, []
+        self.folder = folder
+        self.run_dir = run_dir or folder
+        self.name = name
+        self.told = []
         self.options = resolve(f"{RL} {more}".split())
         self.rollouts = []
         with Journal(folder / "journal.sqlite") as journal:
@@ -47,9 +52,15 @@ class Run:
         folder = rollout_folder(self.folder, rollout_id)
         manifests.write_bytes(folder / "samples.parquet", b"rows")
         manifest = manifests.Rollout(
-            rollout_id=rollout_id, groups=1, samples=4, fates={}, weight_versions=[], prompt_cursor_before={}, prompt_cursor_after={},
+            rollout_id=rollout_id,
+            groups=1,
+            samples=4,
+            fates={},
+            weight_versions=[],
+            prompt_cursor_before={},
+            prompt_cursor_after={},
             files={"samples.parquet": manifests.file_hash(folder / "samples.parquet")},
-        )  # fmt: skip
+        )
         manifests.write(folder / "manifest.json", manifest)
 
     @property
@@ -78,7 +89,9 @@ def test_a_whole_run_is_left_as_it_is(tmp_path):
     assert recovery.committed.step == 3 and ledger.balanced and not ledger.rollbacks and not run.told
 
 
-@pytest.mark.parametrize("spoil", [cut, lambda c: (c / "weights").unlink(), shutil.rmtree, lambda c: (c / "checkpoint.json").write_text("{")])
+@pytest.mark.parametrize(
+    "spoil", [cut, lambda c: (c / "weights").unlink(), shutil.rmtree, lambda c: (c / "checkpoint.json").write_text("{")]
+)
 def test_a_damaged_newest_checkpoint_ends_the_run_with_the_option_that_goes_back(tmp_path, spoil):
     run = Run(tmp_path)
     spoil(newest(run))
@@ -98,12 +111,19 @@ def test_with_the_option_the_run_goes_back_and_every_sample_is_trained_again_onc
     cut(newest(run))
     recovery, ledger = run.prepare()
     assert recovery.committed.step == 1 and recovery.replay == {r: tuple(run.rollouts[r]) for r in (1, 2, 3)}
-    assert ledger.balanced and (ledger.trained, ledger.in_flight) == (4, {"BATCHED": 12}) and "weights has 3 bytes" in ledger.rollbacks[0].reason
+    assert (
+        ledger.balanced
+        and (ledger.trained, ledger.in_flight) == (4, {"BATCHED": 12})
+        and "weights has 3 bytes" in ledger.rollbacks[0].reason
+    )
     assert sorted(p.stem for p in (tmp_path / "eval").iterdir()) == ["000000", "000001"]
     assert [line["rollout_id"] for line in run.lines()] == [0], "the others are trained again and get their line then"
     assert "8 samples are trained again from their batches" in run.told[1] and len(run.told) == 2
     with Journal(tmp_path / "journal.sqlite") as journal:
-        journal.commit(steps=[(r + 1, r, "v", run.rollouts[r]) for r in (1, 2, 3)], checkpoint=str(make(tmp_path / "checkpoints", 4)))
+        journal.commit(
+            steps=[(r + 1, r, "v", run.rollouts[r]) for r in (1, 2, 3)],
+            checkpoint=str(make(tmp_path / "checkpoints", 4)),
+        )
         assert journal.ledger().balanced and journal.ledger().trained == 16 and journal.ledger().trained_twice == 0
     run.prepare()
     assert [line["rollout_id"] for line in run.lines()] == [0, 1, 2, 3]
@@ -124,12 +144,15 @@ def test_without_any_whole_checkpoint_the_stage_begins_again_from_its_batches(tm
     run = Run(tmp_path, ROLLBACK)
     shutil.rmtree(tmp_path / "checkpoints")
     recovery, ledger = run.prepare()
-    assert recovery.committed is None and list(recovery.replay) == [0, 1, 2, 3] and ledger.balanced and run.lines() == []
+    assert (
+        recovery.committed is None and list(recovery.replay) == [0, 1, 2, 3] and ledger.balanced and run.lines() == []
+    )
     assert "rolled back to its begin" in run.told[1]
 
 
 def test_a_critic_s_damaged_checkpoint_counts_as_the_policy_s(tmp_path):
-    ppo, grpo = Run(tmp_path / "ppo", "--advantage-estimator ppo"), Run(tmp_path / "grpo")
+    ppo = Run(tmp_path / "ppo", "--advantage-estimator ppo")
+    grpo = Run(tmp_path / "grpo")
     for run in (ppo, grpo):
         cut(checkpoints.critic(newest(run)))
     grpo.prepare()
@@ -140,7 +163,11 @@ def test_a_critic_s_damaged_checkpoint_counts_as_the_policy_s(tmp_path):
 def test_an_earlier_stage_s_checkpoint_counts_while_a_later_one_needs_it(tmp_path):
     first = Run(tmp_path / "a", name="a", run_dir=tmp_path)
     cut(newest(first))
-    options = {"none": "", "reference": "--use-kl-loss --kl-loss-coef 0.1", "its own": "--use-kl-loss --kl-loss-coef 0.1 --load l --ref-load r"}
+    options = {
+        "none": "",
+        "reference": "--use-kl-loss --kl-loss-coef 0.1",
+        "its own": "--use-kl-loss --kl-loss-coef 0.1 --load l --ref-load r",
+    }
     for kind, more in options.items():
         later = Run(tmp_path / kind, more, name=kind, run_dir=tmp_path)
         if kind == "reference":
@@ -183,7 +210,9 @@ def test_stages_keep_their_lines_in_one_file(tmp_path):
     runs = [Run(tmp_path / name, name=name, run_dir=tmp_path) for name in ("sft", "rl")]
     (tmp_path / "metrics.jsonl").unlink()
     resuming.prepare([run.stage for run in runs], tmp_path, print)
-    assert [(line["stage"], line["rollout_id"]) for line in runs[0].lines()] == [(s, r) for s in ("sft", "rl") for r in range(3)]
+    assert [(line["stage"], line["rollout_id"]) for line in runs[0].lines()] == [
+        (s, r) for s in ("sft", "rl") for r in range(3)
+    ]
 
 
 def test_a_journal_without_lines_keeps_those_of_the_file(tmp_path):
@@ -205,7 +234,8 @@ def starts(folder, more: str):
 
 
 def test_ref_load_is_the_start_while_load_holds_no_checkpoint(tmp_path):
-    load, ref = tmp_path / "load", make(tmp_path / "ref", 0, weights=7)
+    load = tmp_path / "load"
+    ref = make(tmp_path / "ref", 0, weights=7)
     words = f"--load {load} --ref-load {tmp_path / 'ref'}"
     assert starts(tmp_path, words) == starts(tmp_path, f"--ref-load {tmp_path / 'ref'}") == str(ref)
     four = make(load, 4, weights=7)
@@ -244,7 +274,9 @@ def test_a_run_that_has_committed_does_not_ask_for_what_it_started_from(tmp_path
         resuming.check_starts([("train", run.options, tmp_path / "new")], tmp_path / "new")
 
 
-@pytest.mark.parametrize("more", ["--use-opd --opd-teacher-load {}", "--load {0}/a --use-kl-loss --kl-loss-coef 0.1 --ref-load {0}"])
+@pytest.mark.parametrize(
+    "more", ["--use-opd --opd-teacher-load {}", "--load {0}/a --use-kl-loss --kl-loss-coef 0.1 --ref-load {0}"]
+)
 def test_a_reference_and_a_teacher_are_looked_for_too(tmp_path, more):
     make(tmp_path / "x" / "a", 2, weights=7)
     with pytest.raises(DataError, match="no complete checkpoint there"):
@@ -253,10 +285,15 @@ def test_a_reference_and_a_teacher_are_looked_for_too(tmp_path, more):
 
 @pytest.mark.parametrize("how", ["half of it", "garbage inside", "zeros"])
 def test_a_damaged_journal_is_named(tmp_path, how):
-    run, path = Run(tmp_path), tmp_path / "journal.sqlite"
+    run = Run(tmp_path)
+    path = tmp_path / "journal.sqlite"
     content = path.read_bytes()
     half = len(content) // 2
-    spoilt = {"half of it": content[:half], "garbage inside": content[:4096] + b"x" * (half - 4096) + content[half:], "zeros": bytes(len(content))}
+    spoilt = {
+        "half of it": content[:half],
+        "garbage inside": content[:4096] + b"x" * (half - 4096) + content[half:],
+        "zeros": bytes(len(content)),
+    }
     path.write_bytes(spoilt[how])
     for read in (run.prepare, lambda: ledgers(tmp_path)):
         with pytest.raises(DataError, match=f"{path}: (damaged|not a journal)"):

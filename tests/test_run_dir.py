@@ -48,7 +48,9 @@ def test_a_second_train_is_refused_at_once_and_changes_nothing(tmp_path, holder)
     )
     words = ["train", "--profile", "quickstart", "--run-dir", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-    assert done.returncode == 2 and f"process {holder.pid}" in done.stderr and "HEAVY []" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 2 and f"process {holder.pid}" in done.stderr and "HEAVY []" in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.iterdir()} == before
 
 

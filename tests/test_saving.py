@@ -20,7 +20,10 @@ class Trainers:
     """Ranks whose writes become durable when told, or when waited for."""
 
     def __init__(self, root: pathlib.Path):
-        self.root, self.calls, self.durable, self.step = root, [], True, 0
+        self.root = root
+        self.calls = []
+        self.durable = True
+        self.step = 0
 
     def call(self, method, *arguments):
         self.calls.append((method, *arguments))
@@ -48,16 +51,23 @@ class Run:
     """A saver whose rollouts are two groups of two samples and one step each."""
 
     def __init__(self, folder: pathlib.Path, more: str = ""):
-        self.folder, self.trainers, self.journal = folder, Trainers(folder / "checkpoints"), Journal(folder / "journal.sqlite")
+        self.folder = folder
+        self.trainers = Trainers(folder / "checkpoints")
+        self.journal = Journal(folder / "journal.sqlite")
         slime = resolve(f"{RL} {more}".split()).slime
         self.saver = Saver(slime, folder, folder, self.journal, self.trainers, lambda *a, **k: contextlib.nullcontext())
 
     def rollout(self, rollout_id: int, save: bool = True, stopped: bool = False) -> None:
-        journal, indices = self.journal, list(range(4 * rollout_id, 4 * rollout_id + 4))
+        journal = self.journal
+        indices = list(range(4 * rollout_id, 4 * rollout_id + 4))
         groups = [2 * rollout_id, 2 * rollout_id + 1]
-        rows = [(g, PromptRow(prompt="q", label="a", metadata={}, source="d", row=g), 0, [2 * g, 2 * g + 1]) for g in groups]
+        rows = [
+            (g, PromptRow(prompt="q", label="a", metadata={}, source="d", row=g), 0, [2 * g, 2 * g + 1]) for g in groups
+        ]
         journal.lease(rows, {"row": rollout_id}, rollout_id)
-        journal.finish([Sample(index=i, group_index=i // 2, tokens=[1], reward=1.0, status=Status.COMPLETED) for i in indices])
+        journal.finish(
+            [Sample(index=i, group_index=i // 2, tokens=[1], reward=1.0, status=Status.COMPLETED) for i in indices]
+        )
         journal.batched(indices, rollout_id)
         (self.folder / "rollouts" / f"{rollout_id:06d}").mkdir(parents=True)
         self.saver.commit(wait=False)
@@ -107,7 +117,9 @@ def test_killed_between_scheduling_and_the_end_of_a_write_resumes_from_the_commi
 
 
 def test_what_is_taken_from_the_weights_is_taken_when_they_are_saved(tmp_path):
-    run = Run(tmp_path, f"--use-kl-loss --kl-loss-coef 0.1 --ref-update-interval 1 --save-hf {tmp_path}/hf/{{rollout_id}}")
+    run = Run(
+        tmp_path, f"--use-kl-loss --kl-loss-coef 0.1 --ref-update-interval 1 --save-hf {tmp_path}/hf/{{rollout_id}}"
+    )
     run.rollout(0)
     assert run.committed == [] and ("keep", "reference") in run.trainers.calls
     assert ("publish", str(tmp_path / "hf" / "0"), "v000001") in run.trainers.calls
@@ -150,7 +162,10 @@ def test_a_folder_with_checkpoints_of_another_run_is_refused_before_the_first_sa
 
 def test_the_stages_of_a_run_share_save_without_meeting(tmp_path):
     slime = resolve(f"{RL} --save {tmp_path / 'c'}".split()).slime
-    roots = [Saver(slime, folder, tmp_path, None, None, None).root for folder in (tmp_path, tmp_path / "sft", tmp_path / "grpo")]
+    roots = [
+        Saver(slime, folder, tmp_path, None, None, None).root
+        for folder in (tmp_path, tmp_path / "sft", tmp_path / "grpo")
+    ]
     assert roots == [tmp_path / "c", tmp_path / "c" / "sft", tmp_path / "c" / "grpo"]
 
 

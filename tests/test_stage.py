@@ -1,4 +1,5 @@
-"""One rollout of a stage with a scripted generate function and trainers that only look: executions from lease to commit."""
+"""One rollout of a stage with a scripted generate function and trainers that only look: executions from lease to
+commit."""
 
 import asyncio
 import collections
@@ -52,18 +53,24 @@ class Rows(list):
 def stage(tmp_path):
     (tmp_path / "agent.py").write_text(AGENT)
     argv = (
-        f"--hf-checkpoint h --prompt-data p --num-rollout 1 --rollout-batch-size 1 --n-samples-per-prompt 5 --use-dynamic-batch-size "
-        f"--max-tokens-per-gpu {CAP} --oversize drop --custom-generate-function-path {tmp_path / 'agent.py'}:agent"
+        "--hf-checkpoint h --prompt-data p --num-rollout 1 --rollout-batch-size 1 --n-samples-per-prompt 5"
+        f" --use-dynamic-batch-size --max-tokens-per-gpu {CAP} --oversize drop --custom-generate-function-path"
+        f" {tmp_path / 'agent.py'}:agent"
     )
-    loop, said = asyncio.new_event_loop(), []
+    loop = asyncio.new_event_loop()
+    said = []
     conductor = types.SimpleNamespace(
-        screen=types.SimpleNamespace(say=said.append), tracer=Tracer(str(tmp_path), "conductor", enabled=False), run_dir=tmp_path,
+        screen=types.SimpleNamespace(say=said.append),
+        tracer=Tracer(str(tmp_path), "conductor", enabled=False),
+        run_dir=tmp_path,
         wait=loop.run_until_complete,
-    )  # fmt: skip
+    )
     options = resolve(argv.split())
     options.slime["num_steps_per_rollout"] = 2
     out = Stage("train", options, tmp_path, conductor, Trainers(), None)
-    out.step, out.seconds_before, out.said = 0, 0.0, said
+    out.step = 0
+    out.seconds_before = 0.0
+    out.said = said
     out.journal = Journal(tmp_path / "journal.sqlite")
     out.saver = Saver(out.s, tmp_path, tmp_path, out.journal, out.trainers, out.span)
     out.version = "v000000"
@@ -88,8 +95,18 @@ def open_buffer(stage):
 def test_what_a_step_commits_is_what_it_trained(stage, tmp_path):
     line = stage._rollout(0, last=True)
     batch = stage.trainers.batch
-    assert batch.sample_index_N.tolist() == [0, 0, 0, 1, 3, 3, 4], "execution 2 has a sample above the cap: it went whole"
-    by_step = [set(batch.sample_index_N[part].tolist()) for part in packing.split_steps(batch.sample_index_N.tolist(), 2)]
+    assert batch.sample_index_N.tolist() == [
+        0,
+        0,
+        0,
+        1,
+        3,
+        3,
+        4,
+    ], "execution 2 has a sample above the cap: it went whole"
+    by_step = [
+        set(batch.sample_index_N[part].tolist()) for part in packing.split_steps(batch.sample_index_N.tolist(), 2)
+    ]
     assert by_step == [{0, 1}, {3, 4}]
     records = {i: stage.journal.record(i) for i in range(5)}
     assert [{i for i, r in records.items() if r.step == step} for step in (1, 2)] == by_step
@@ -99,7 +116,11 @@ def test_what_a_step_commits_is_what_it_trained(stage, tmp_path):
     assert (line["samples"], line["executions"], line["dropped"]) == (7, 4, {"oversize": 1})
     assert line["reward_mean"] == pytest.approx(((2 + 3 + 2) / 3 + 2 + 2 + 2) / 4)
     manifest = json.loads((rollout_folder(tmp_path, 0) / "manifest.json").read_text())
-    assert (manifest["samples"], manifest["executions"], manifest["fates"]) == (7, 4, {"batched": 4, "dropped:oversize": 1})
+    assert (manifest["samples"], manifest["executions"], manifest["fates"]) == (
+        7,
+        4,
+        {"batched": 4, "dropped:oversize": 1},
+    )
 
 
 def test_a_batch_that_was_not_committed_is_trained_again_with_all_its_siblings(stage):
@@ -120,7 +141,9 @@ def test_engines_that_compute_another_model_end_the_run_before_the_step_is_commi
     found = {"grad_norm": 1.0, "train_rollout_logprob_abs_diff": 2.1}
     monkeypatch.setattr(stage.trainers, "train", lambda batch, fresh: found)
     stage.s["max_logprob_diff"] = 0.5
-    with pytest.raises(EngineError, match="rollout 0: .* differ by 2.10 nats a token on average .--max-logprob-diff 0.5"):
+    with pytest.raises(
+        EngineError, match="rollout 0: .* differ by 2.10 nats a token on average .--max-logprob-diff 0.5"
+    ):
         stage._rollout(0, last=True)
     assert not stage.journal.commits() and stage.step == 0
     found["train_rollout_logprob_abs_diff"] = 0.4
@@ -129,7 +152,9 @@ def test_engines_that_compute_another_model_end_the_run_before_the_step_is_commi
     assert stage.journal.commits()
 
 
-@pytest.mark.parametrize("found", [{}, {"train_rollout_logprob_abs_diff": 9.0}, {"train_rollout_logprob_abs_diff": float("nan")}])
+@pytest.mark.parametrize(
+    "found", [{}, {"train_rollout_logprob_abs_diff": 9.0}, {"train_rollout_logprob_abs_diff": float("nan")}]
+)
 def test_without_a_bound_or_a_figure_nothing_is_compared(stage, found):
     stage._check_engines(0, found)  # this stage has a generate function of its own
     stage.s["max_logprob_diff"] = float("inf") if found else 0.5
@@ -153,7 +178,9 @@ def test_a_rollout_that_is_committed_has_its_line_whenever_it_is_killed(stage, t
 
 def test_the_line_in_the_file_is_the_journal_s(stage, tmp_path):
     line = stage._rollout(0, last=True)
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == json.loads(json.dumps(line)) == stage.journal.lines()[0]
+    assert (
+        json.loads((tmp_path / "metrics.jsonl").read_text()) == json.loads(json.dumps(line)) == stage.journal.lines()[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,10 +213,17 @@ def test_a_batch_on_disk_that_can_not_be_trained_is_named_and_dropped_by_its_nam
     stage.s["drop_rollouts"] = [0, 8]
     open_buffer(stage)
     stage._drop_rollouts()
-    assert stage.said[-2:] == ["train: --drop-rollouts 0: dropped, 4 executions", "train: --drop-rollouts 8: no such batch waits to be trained"]
+    assert stage.said[-2:] == [
+        "train: --drop-rollouts 0: dropped, 4 executions",
+        "train: --drop-rollouts 8: no such batch waits to be trained",
+    ]
     line = stage._rollout(0, last=True)
     ledger = stage.journal.ledger()
-    assert ledger.balanced and ledger.dropped == {"oversize": 2, "drop_rollouts": 4} and ledger.trained == line["executions"] == 4
+    assert (
+        ledger.balanced
+        and ledger.dropped == {"oversize": 2, "drop_rollouts": 4}
+        and ledger.trained == line["executions"] == 4
+    )
     open_buffer(stage)
     stage._drop_rollouts()
     assert stage.journal.ledger() == ledger, "the same command again drops nothing more"
@@ -205,12 +239,22 @@ def test_a_batch_that_fails_again_in_the_trainer_names_the_way_out(stage):
     open_buffer(stage)
     with pytest.raises(EngineError) as second:
         stage._rollout(0, last=True)
-    assert first.value.fix == "try again" and second.value.fix.startswith("try again; ") and "--drop-rollouts 0" in second.value.fix
+    assert (
+        first.value.fix == "try again"
+        and second.value.fix.startswith("try again; ")
+        and "--drop-rollouts 0" in second.value.fix
+    )
 
 
 def test_samples_that_lack_what_others_have_are_dropped_and_counted(stage):
     def unlike(sample):
-        return {"rollout_log_probs": None} if sample.index == 1 else {"rollout_top_p_token_ids": []} if sample.index == 3 else {}
+        return (
+            {"rollout_log_probs": None}
+            if sample.index == 1
+            else {"rollout_top_p_token_ids": []}
+            if sample.index == 3
+            else {}
+        )
 
     samples, _ = stage._batch(0)
     samples = [dataclasses.replace(s, **unlike(s)) for s in samples]

@@ -27,7 +27,9 @@ def wheel(tmp_path_factory) -> pathlib.Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "slime_cli", folder / "slime_cli", ignore=shutil.ignore_patterns("__pycache__"))
-    built = run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", "dist", ".", cwd=folder)
+    built = run(
+        sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", "dist", ".", cwd=folder
+    )
     assert built.returncode == 0, built.stderr
     return next((folder / "dist").glob("*.whl"))
 
@@ -51,7 +53,14 @@ def slime(wheel, tmp_path_factory):
 def test_the_requirements_of_the_wheel_resolve(wheel, tmp_path):
     """As `pip install` would, from the registry's metadata; where there is no network, from what setting up fetched."""
     (tmp_path / "wanted.in").write_text(f"slime-cli @ {wheel.as_uri()}\n")
-    words = [pathlib.Path(sys.executable).with_name("uv"), "pip", "compile", "--no-header", "--no-annotate", "wanted.in"]
+    words = [
+        pathlib.Path(sys.executable).with_name("uv"),
+        "pip",
+        "compile",
+        "--no-header",
+        "--no-annotate",
+        "wanted.in",
+    ]
     words += ["--python", sys.executable]
     done = run(*words, cwd=tmp_path)
     if done.returncode and "No solution found" not in done.stderr:

@@ -1,8 +1,12 @@
-"""HF -> torch_dist -> HF for every model family, in several parallel layouts, on tiny random checkpoints; `make conversions`.
+"""HF -> torch_dist -> HF for every model family, in several parallel layouts, on tiny random checkpoints; `make
+conversions`.
 
-A case converts there in its layout and back on one rank, with the functions behind ``slime convert``, and compares every byte;
-then it loads the torch_dist checkpoint in its layout and compares Megatron's logits on packed sequences, and the embedding's
-gradient, with transformers' on each alone. Importing Megatron takes longer than all that, so this process imports it once and
+A case converts there in its layout and back on one rank, with the functions behind ``slime convert``, and compares
+every byte;
+then it loads the torch_dist checkpoint in its layout and compares Megatron's logits on packed sequences, and the
+embedding's
+gradient, with transformers' on each alone. Importing Megatron takes longer than all that, so this process imports it
+once and
 forks the ranks of every job. Writes ``runs/conversions.json`` and, from it, ``docs/conversions.md``.
 ``python -m slime_cli.bench.conversions [FAMILY...]`` runs some families only and writes nothing.
 """
@@ -33,23 +37,54 @@ LENGTHS = [5, 1, 17, 9, 3, 13]
 TIMEOUT = 300.0
 
 DENSE = dict(
-    vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-    max_position_embeddings=64, tie_word_embeddings=False, rms_norm_eps=1e-6, bos_token_id=None, eos_token_id=1, pad_token_id=None,
-)  # fmt: skip
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+    rms_norm_eps=1e-6,
+    bos_token_id=None,
+    eos_token_id=1,
+    pad_token_id=None,
+)
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=24)
-ROUTED = EXPERTS | dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=2.5, n_group=1, topk_group=1)
-LATENT = dict(q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, num_key_value_heads=4, head_dim=4)
+ROUTED = EXPERTS | dict(
+    n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=2.5, n_group=1, topk_group=1
+)
+LATENT = dict(
+    q_lora_rank=24,
+    kv_lora_rank=16,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=4,
+    v_head_dim=6,
+    num_key_value_heads=4,
+    head_dim=4,
+)
 DEEPSEEK = {k: v for k, v in (DENSE | ROUTED | LATENT).items() if k != "head_dim"} | {"num_hidden_layers": 4}
 
 
 def _yarn(**more: float) -> dict[str, Any]:
-    return {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0} | more
+    return {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 1.0,
+    } | more
 
 
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
-}  # fmt: skip
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3": ("Qwen3", DENSE),
     "Qwen3, tied": ("Qwen3", DENSE | {"tie_word_embeddings": True}),
@@ -58,23 +93,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "MiMo": ("MiMo", DENSE | {"num_nextn_predict_layers": 1}),
     "Qwen3-MoE": ("Qwen3Moe", DENSE | EXPERTS | {"num_experts": 8, "norm_topk_prob": True}),
     "DeepSeek-V3": (
-        "DeepseekV3", DEEPSEEK | dict(num_experts_per_tok=4, n_group=4, topk_group=2, rope_parameters=_yarn(mscale_all_dim=1.0)),
+        "DeepseekV3",
+        DEEPSEEK | dict(num_experts_per_tok=4, n_group=4, topk_group=2, rope_parameters=_yarn(mscale_all_dim=1.0)),
     ),
     "Kimi-K2": ("DeepseekV3", DEEPSEEK | dict(rope_parameters=_yarn(mscale_all_dim=1.0, beta_fast=1.0, beta_slow=1.0))),
     "Moonlight": ("DeepseekV3", DEEPSEEK | {"q_lora_rank": None, "n_shared_experts": 2}),
-    "GLM-4.5": ("Glm4Moe", DENSE | ROUTED | dict(num_hidden_layers=4, attention_bias=True, use_qk_norm=True, num_nextn_predict_layers=1)),
+    "GLM-4.5": (
+        "Glm4Moe",
+        DENSE | ROUTED | dict(num_hidden_layers=4, attention_bias=True, use_qk_norm=True, num_nextn_predict_layers=1),
+    ),
     "GLM-4.7-Flash": ("Glm4MoeLite", DEEPSEEK),
     "GLM-5": ("GlmMoeDsa", DEEPSEEK | {"index_topk": 8, "index_head_dim": 8, "index_n_heads": 2}),
     "GLM-4": ("Glm4", DENSE),
-    "MiniMax-M2": ("MiniMaxM2", DENSE | {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24, "rotary_dim": 4}),
+    "MiniMax-M2": (
+        "MiniMaxM2",
+        DENSE | {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24, "rotary_dim": 4},
+    ),
     "Qwen3-Next": (
         "Qwen3Next",
-        DENSE | EXPERTS | dict(
-            num_experts=8, num_hidden_layers=4, shared_expert_intermediate_size=24, linear_key_head_dim=8, linear_value_head_dim=8,
-            linear_num_key_heads=2, linear_num_value_heads=4,
+        DENSE
+        | EXPERTS
+        | dict(
+            num_experts=8,
+            num_hidden_layers=4,
+            shared_expert_intermediate_size=24,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
         ),
     ),
-}  # fmt: skip
+}
 """Family -> prefix of transformers' classes, and fields of its config."""
 
 
@@ -87,7 +136,9 @@ def make(family: str, folder: pathlib.Path) -> None:
     import transformers
 
     name, fields = FAMILIES[family]
-    of = "Qwen2" if name == "MiMo" else name  # transformers has no MiMo; but for layers that predict further tokens it is a Qwen2
+    of = (
+        "Qwen2" if name == "MiMo" else name
+    )  # transformers has no MiMo; but for layers that predict further tokens it is a Qwen2
     config = getattr(transformers, f"{of}Config")(**fields)
     torch.manual_seed(11)
     model = getattr(transformers, f"{of}ForCausalLM")(config).float().eval()
@@ -103,7 +154,9 @@ def make(family: str, folder: pathlib.Path) -> None:
     if "num_nextn_predict_layers" in fields:
         layer = "mtp_layers.0" if name == "MiMo" else f"layers.{config.num_hidden_layers}"
         _add_further(folder, f"model.{layer}.input_layernorm.weight")
-    torch.save({"logits_TV": logits_TV.detach(), "grad_VH": model.get_input_embeddings().weight.grad}, folder / "expected.pt")
+    torch.save(
+        {"logits_TV": logits_TV.detach(), "grad_VH": model.get_input_embeddings().weight.grad}, folder / "expected.pt"
+    )
     if of != name:
         path = folder / "config.json"
         text = json.loads(path.read_text()) | {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
@@ -138,7 +191,10 @@ def exact(before: pathlib.Path, after: pathlib.Path) -> str | None:
     import torch
     from safetensors.torch import load_file
 
-    one, two = ({name: t for file in sorted(f.glob("*.safetensors")) for name, t in load_file(file).items()} for f in (before, after))
+    one, two = (
+        {name: t for file in sorted(f.glob("*.safetensors")) for name, t in load_file(file).items()}
+        for f in (before, after)
+    )
     for name in sorted(one.keys() ^ two.keys()):
         return f"{name} is only {'before' if name in one else 'after'}"
     differing = [name for name in one if one[name].dtype != two[name].dtype or not torch.equal(one[name], two[name])]
@@ -149,7 +205,8 @@ def exact(before: pathlib.Path, after: pathlib.Path) -> str | None:
 
 
 def compare(job, args, model, bridge, say) -> None:
-    """A rank's work: writes its largest differences from transformers to ``job["result"]`` with its rank and what is compared."""
+    """A rank's work: writes its largest differences from transformers to ``job["result"]`` with its rank and what is
+    compared."""
     import types
 
     import torch
@@ -164,7 +221,8 @@ def compare(job, args, model, bridge, say) -> None:
 
     no_optimizer = types.SimpleNamespace(reload_model_params=lambda: None)
     checkpoint.load(args, job["load"], model, no_optimizer, None, weights_only=True)
-    pack, tokens_T = packs.pack(LENGTHS, torch.device("cpu")), torch.cat(sequences())
+    pack = packs.pack(LENGTHS, torch.device("cpu"))
+    tokens_T = torch.cat(sequences())
     want = torch.load(pathlib.Path(job["hf"]) / "expected.pt")
 
     def step(iterator, model):
@@ -178,10 +236,16 @@ def compare(job, args, model, bridge, say) -> None:
     model[0].train()
     with torch.enable_grad():
         get_forward_backward_func()(
-            forward_step_func=step, data_iterator=iter([]), model=model, num_microbatches=1, seq_length=sum(LENGTHS), micro_batch_size=1,
+            forward_step_func=step,
+            data_iterator=iter([]),
+            model=model,
+            num_microbatches=1,
+            seq_length=sum(LENGTHS),
+            micro_batch_size=1,
             forward_only=False,
-        )  # fmt: skip
-    # A tied weight's gradient is summed over the first and the last pipeline stage by the optimizer's step, which is not taken here.
+        )
+    # A tied weight's gradient is summed over the first and the last pipeline stage by the optimizer's step, which is
+    # not taken here.
     if mpu.is_pipeline_first_stage() and (args.untie_embeddings_and_output_weights or mpu.is_pipeline_last_stage()):
         (grad_VH,) = [p.grad for name, p in model[0].named_parameters() if name.endswith("word_embeddings.weight")]
         rows = want["grad_VH"].chunk(mpu.get_tensor_model_parallel_world_size())[mpu.get_tensor_model_parallel_rank()]
@@ -189,10 +253,12 @@ def compare(job, args, model, bridge, say) -> None:
 
 
 def run(job: dict[str, Any], say) -> None:
-    """Carries out a job in forks of this process, one a rank. Raises EngineError with the traceback of the rank that failed first."""
+    """Carries out a job in forks of this process, one a rank. Raises EngineError with the traceback of the rank that
+    failed first."""
     from slime_cli.serving.address import free_port
 
-    world, port = job["tensor"] * job["pipeline"] * job["expert"], free_port()
+    world = job["tensor"] * job["pipeline"] * job["expert"]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         children = {}
         for rank in range(world):
@@ -225,7 +291,9 @@ def _child(job: dict[str, Any], rank: int, folder: pathlib.Path) -> None:
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         text = error.message if isinstance(error, SlimeError) else str(error).strip() or "no message"
-        (folder / str(rank)).write_text(f"{type(error).__name__}: {text} ({pathlib.Path(last.filename).name}:{last.lineno})")
+        (folder / str(rank)).write_text(
+            f"{type(error).__name__}: {text} ({pathlib.Path(last.filename).name}:{last.lineno})"
+        )
         if os.environ.get("SLIME_TRACEBACK"):
             traceback.print_exc()
     finally:
@@ -236,7 +304,9 @@ def _child(job: dict[str, Any], rank: int, folder: pathlib.Path) -> None:
 
 def _wait(children: dict[int, int]) -> bool:
     """Whether all ended well in time. The rest of a job that failed, and what its ranks started, are killed."""
-    groups, good, deadline = list(children), True, time.time() + TIMEOUT
+    groups = list(children)
+    good = True
+    deadline = time.time() + TIMEOUT
     while children and good:
         for pid in list(children):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -262,7 +332,9 @@ def _wait(children: dict[int, int]) -> bool:
 def applies(family: str, layout: str) -> bool:
     """Expert parallelism is for models with experts."""
     fields = FAMILIES[family][1]
-    return "ep" not in layout or any(name in fields for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+    return "ep" not in layout or any(
+        name in fields for name in ("num_experts", "n_routed_experts", "num_local_experts")
+    )
 
 
 def case(family: str, layout: str, model: pathlib.Path, scratch: pathlib.Path) -> dict[str, Any]:
@@ -279,7 +351,13 @@ def case(family: str, layout: str, model: pathlib.Path, scratch: pathlib.Path) -
         convert.dist_to_hf(checkpoint, scratch / "hf", force=True, run=run)
         out["why_not"] = exact(model, scratch / "hf")
         out["exact"] = out["why_not"] is None
-        job = {"kind": "compare", "hf": str(model), "load": str(checkpoint), "dtype": "float32", "result": str(scratch / "found")}
+        job = {
+            "kind": "compare",
+            "hf": str(model),
+            "load": str(checkpoint),
+            "dtype": "float32",
+            "result": str(scratch / "found"),
+        }
         run(job | sizes | {"argv": architecture.argv(architecture.megatron_args(config))}, None)
         for field, what in (("logits_max_diff", "logits"), ("gradient_max_relative_diff", "grad")):
             out[field] = max((float(path.read_text()) for path in scratch.glob(f"found.{what}.*")), default=None)

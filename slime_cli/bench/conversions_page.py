@@ -39,14 +39,17 @@ weights from the original model, or leaves them out where those are quantised.
 
 
 def render(rows: list[Row], layouts: list[str]) -> str:
-    """The whole page. ``rows`` as :func:`slime_cli.bench.conversions.case` gives them; families in the order in which they come."""
+    """The whole page. ``rows`` as :func:`slime_cli.bench.conversions.case` gives them; families in the order in which
+    they come."""
     families = {row["family"]: [r for r in rows if r["family"] == row["family"]] for row in rows}
     good = {family: found for family, found in families.items() if any(row["exact"] for row in found)}
     lines = [_line("family", "architecture", "back", *layouts), _line(*["---"] * (3 + len(layouts)))]
     for family, found in good.items():
         cells = {row["layout"]: _cell(row) for row in found}
         exact = "exact" if all(row["exact"] for row in found) else "**differs**"
-        lines.append(_line(family, f"`{found[0]['architecture']}`", exact, *(cells.get(layout, "n/a") for layout in layouts)))
+        lines.append(
+            _line(family, f"`{found[0]['architecture']}`", exact, *(cells.get(layout, "n/a") for layout in layouts))
+        )
     problems = [line for family, found in families.items() for line in _problems(family, found)]
     out = [HEAD, "\n".join(lines) + "\n", NOTES]
     return "\n".join(out + ["## What is refused, or is not right\n", "\n".join(problems) + "\n"] if problems else out)
@@ -80,14 +83,18 @@ def _problems(family: str, rows: list[Row]) -> list[str]:
         if row["why_not"]:
             reasons.setdefault(_reason(row["why_not"]), []).append(row)
     return [
-        f"- **{family}** (`{rows[0]['architecture']}`{'' if len(found) == len(rows) else '; ' + ', '.join(r['layout'] for r in found)}): {why}."
+        f"- **{family}**"
+        f" (`{rows[0]['architecture']}`{'' if len(found) == len(rows) else '; ' + ', '.join(r['layout'] for r in found)}):"
+        f" {why}."
         for why, found in reasons.items()
     ]
 
 
 def _reason(why_not: str) -> str:
     """The first line, without the kind of the exception and the place in our code."""
-    return re.sub(r" \(\w+\.py:\d+\)$", "", why_not.splitlines()[0].removeprefix("UsageError: ").removeprefix("DataError: "))
+    return re.sub(
+        r" \(\w+\.py:\d+\)$", "", why_not.splitlines()[0].removeprefix("UsageError: ").removeprefix("DataError: ")
+    )
 
 
 def main() -> None:

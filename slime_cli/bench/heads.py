@@ -9,7 +9,10 @@ import os
 import sys
 import types
 
-ROWS, HIDDEN, VOCABULARY, CHUNK = 4096, 256, 32768, 256
+ROWS = 4096
+HIDDEN = 256
+VOCABULARY = 32768
+CHUNK = 256
 
 
 def main(vocabulary: int) -> None:
@@ -27,15 +30,25 @@ def main(vocabulary: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     torch.distributed.init_process_group(device.backend, rank=0, world_size=1)
     mpu.initialize_model_parallel()
-    config = TransformerConfig(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, use_cpu_initialization=device.kind == "cpu")
+    config = TransformerConfig(
+        num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, use_cpu_initialization=device.kind == "cpu"
+    )
     layer = ColumnParallelLinear(
-        HIDDEN, vocabulary, config=config, init_method=torch.nn.init.normal_, bias=False, skip_bias_add=False, gather_output=False
-    )  # fmt: skip
+        HIDDEN,
+        vocabulary,
+        config=config,
+        init_method=torch.nn.init.normal_,
+        bias=False,
+        skip_bias_add=False,
+        gather_output=False,
+    )
     where = next(layer.parameters()).device
     hidden_SBH = torch.randn(ROWS, 1, HIDDEN, device=where, requires_grad=True)
     targets_R = torch.randint(0, vocabulary, (ROWS,), device=where)
     mb = types.SimpleNamespace(where_R=torch.arange(ROWS, device=where), targets_R=targets_R, nucleus=None)
-    given = dict(hidden_states=hidden_SBH, output_layer=layer, output_weight=None, scale_logits=lambda x: x, config=config)
+    given = dict(
+        hidden_states=hidden_SBH, output_layer=layer, output_weight=None, scale_logits=lambda x: x, config=config
+    )
 
     def peak(chunk: int) -> float:
         """Bytes above what was there before, over bytes of the logits."""
@@ -44,7 +57,11 @@ def main(vocabulary: int) -> None:
         return highest(profile, device.kind) / (4 * ROWS * vocabulary)
 
     peak(CHUNK)  # the first call allocates the gradients
-    print(json.dumps({"chunked": peak(CHUNK), "plain": peak(ROWS), "rows": ROWS, "vocabulary": vocabulary, "chunk": CHUNK}))
+    print(
+        json.dumps(
+            {"chunked": peak(CHUNK), "plain": peak(ROWS), "rows": ROWS, "vocabulary": vocabulary, "chunk": CHUNK}
+        )
+    )
 
 
 def highest(profile, kind: str) -> int:

@@ -30,7 +30,17 @@ def journal_rate(folder: pathlib.Path, rollouts: int = 20, groups: int = 128, si
             first = r * groups
             leases = [(g, row, 0, list(range(g * size, (g + 1) * size))) for g in range(first, first + groups)]
             samples = [
-                Sample(i, g, "1 + 1", [1, 2, 3, 4], "2", 2, reward=1.0, rollout_log_probs=[-0.1, -0.2], status=Status.COMPLETED)
+                Sample(
+                    i,
+                    g,
+                    "1 + 1",
+                    [1, 2, 3, 4],
+                    "2",
+                    2,
+                    reward=1.0,
+                    rollout_log_probs=[-0.1, -0.2],
+                    status=Status.COMPLETED,
+                )
                 for g, _, _, indices in leases
                 for i in indices
             ]
@@ -46,7 +56,11 @@ def disk_rate(folder: pathlib.Path, size: int = 256 * 2**20) -> float:
     """Bytes a second that ``dd`` writes there, synced."""
     target = folder / "dd"
     start = time.perf_counter()
-    subprocess.run(["dd", "if=/dev/zero", f"of={target}", "bs=4M", f"count={size >> 22}", "conv=fsync"], check=True, capture_output=True)
+    subprocess.run(
+        ["dd", "if=/dev/zero", f"of={target}", "bs=4M", f"count={size >> 22}", "conv=fsync"],
+        check=True,
+        capture_output=True,
+    )
     seconds = time.perf_counter() - start
     os.unlink(target)
     return size / seconds

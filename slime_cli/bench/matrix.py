@@ -1,6 +1,8 @@
-"""The quickstart with every advantage estimator: does the held-out reward improve? ``make matrix``, half an hour on 2 cores.
+"""The quickstart with every advantage estimator: does the held-out reward improve? ``make matrix``, half an hour on 2
+cores.
 
-Each run is the command that a user would type, in a run directory of its own under ``runs/matrix``; one that was interrupted
+Each run is the command that a user would type, in a run directory of its own under ``runs/matrix``; one that was
+interrupted
 is resumed and one that is finished is not run again. Writes ``runs/matrix.json``.
 """
 
@@ -21,10 +23,21 @@ def main() -> None:
         folder = ROOT / estimator
         print(f"-- {estimator}", flush=True)
         if not (folder / "summary.json").exists():
-            command = [sys.executable, "-m", "slime_cli", "train", "--profile", "quickstart", "--advantage-estimator", estimator]
+            command = [
+                sys.executable,
+                "-m",
+                "slime_cli",
+                "train",
+                "--profile",
+                "quickstart",
+                "--advantage-estimator",
+                estimator,
+            ]
             subprocess.run([*command, "--run-dir", str(folder)], check=True, stdin=subprocess.DEVNULL)
         found = json.loads((folder / "summary.json").read_text())
-        rows.append({"estimator": estimator} | {key: found[key] for key in ("reward_before", "reward_after", "seconds")})
+        rows.append(
+            {"estimator": estimator} | {key: found[key] for key in ("reward_before", "reward_after", "seconds")}
+        )
         manifests.write_json("runs/matrix.json", rows)
     for row in rows:
         print("{estimator:30} {reward_before:.3f} -> {reward_after:.3f}  {seconds:.0f} s".format(**row))

@@ -18,15 +18,18 @@ from slime_cli.rollout.rewards import RewardPool
 from slime_cli.serving.engine import Engine
 from slime_cli.serving.fleet import Fleet
 
-PROMPTS, ROUNDS, TOKENS = 64, 5, 64
+PROMPTS = 64
+ROUNDS = 5
+TOKENS = 64
 URI = "reasoning-gym:basic_arithmetic?size=5000"
 
 
 def ratio(model: str, folder: pathlib.Path, say) -> dict[str, float]:
     """Tokens a second of both ways, in turns; the ratio of the medians."""
     options = resolve(
-        f"--hf-checkpoint {model} --prompt-data {URI} --rollout-batch-size {PROMPTS} --n-samples-per-prompt 4 --num-rollout 1 "
-        f"--rollout-max-response-len {TOKENS} --apply-chat-template --rm-type reasoning-gym --run-dir {folder}".split()
+        f"--hf-checkpoint {model} --prompt-data {URI} --rollout-batch-size {PROMPTS} --n-samples-per-prompt 4"
+        f" --num-rollout 1 --rollout-max-response-len {TOKENS} --apply-chat-template --rm-type reasoning-gym --run-dir"
+        f" {folder}".split()
     )
     fleet = Fleet(options, model, folder, Engine, say)
     try:
@@ -40,7 +43,9 @@ async def _measure(options, endpoint, model: str, folder: pathlib.Path) -> dict[
     args = args_namespace(options)
     renderer = Renderer(model, RenderOptions(apply_chat_template=True))
     source = open_source(URI)
-    buffer = DataBuffer(Journal(folder / "journal.sqlite"), source, samples_per_prompt=4, shuffle=False, seed=0, render=renderer.prompt)
+    buffer = DataBuffer(
+        Journal(folder / "journal.sqlite"), source, samples_per_prompt=4, shuffle=False, seed=0, render=renderer.prompt
+    )
     client = RouterClient(endpoint.router_url, 512)
     rates = {"stage": [], "direct": []}
     async with RewardPool.from_args(args) as rewards:
@@ -60,7 +65,9 @@ async def _measure(options, endpoint, model: str, folder: pathlib.Path) -> dict[
 
 async def _direct(url: str, params: dict, renderer: Renderer, source, round_: int) -> float:
     """Other prompts of the same kind, straight to the engine, nothing checked or kept."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=512), timeout=aiohttp.ClientTimeout(total=None)) as http:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=512), timeout=aiohttp.ClientTimeout(total=None)
+    ) as http:
 
         async def one(i: int) -> int:
             tokens = renderer.prompt(source[2500 + round_ * PROMPTS + i]).tokens

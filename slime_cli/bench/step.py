@@ -34,19 +34,33 @@ def main(model: str) -> None:
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     argv = megatron.always(device, transformer_engine=transformer_engine.problem(device.kind) is None)
-    argv += architecture.argv(architecture.megatron_args(architecture.read_config(model))) + ["--global-batch-size", "256", "--lr", "1e-4"]
+    argv += architecture.argv(architecture.megatron_args(architecture.read_config(model))) + [
+        "--global-batch-size",
+        "256",
+        "--lr",
+        "1e-4",
+    ]
     args = megatron.parse(argv, 0, 1)
     megatron.initialise(args, device)
     folder = tempfile.mkdtemp()
-    traced, silent = Tracer(folder, "on"), Tracer(folder, "off", enabled=False)
+    traced = Tracer(folder, "on")
+    silent = Tracer(folder, "off", enabled=False)
     trainer = Trainer(args, Settings(max_tokens=2048), silent)
-    rng, n = np.random.default_rng(0), 256
+    rng = np.random.default_rng(0)
+    n = 256
     responses = rng.integers(2, 24, n)
     lengths = responses + rng.integers(8, 40, n)
     batch = TrainBatch(
-        np.arange(n), np.arange(n) // 8, lengths, responses, rng.normal(size=n), np.zeros(n, bool),
-        rng.integers(6, 300, int(lengths.sum())), np.ones(int(responses.sum()), np.uint8), np.full(int(responses.sum()), -5, np.float32),
-    )  # fmt: skip
+        np.arange(n),
+        np.arange(n) // 8,
+        lengths,
+        responses,
+        rng.normal(size=n),
+        np.zeros(n, bool),
+        rng.integers(6, 300, int(lengths.sum())),
+        np.ones(int(responses.sum()), np.uint8),
+        np.full(int(responses.sum()), -5, np.float32),
+    )
     bare = functools.partial(bare_step, trainer, batch)
 
     def traced_step():
@@ -65,7 +79,9 @@ def main(model: str) -> None:
     if missing:
         raise RuntimeError(f"the traced steps recorded no {', '.join(sorted(missing))}: the ratio would leave them out")
     middle = {kind: statistics.median(values) for kind, values in times.items()}
-    print(json.dumps({"step": ratio(times, "slime", "bare"), "trace": ratio(times, "traced", "slime"), "seconds": middle}))
+    print(
+        json.dumps({"step": ratio(times, "slime", "bare"), "trace": ratio(times, "traced", "slime"), "seconds": middle})
+    )
 
 
 SPANS = {"train", "data", "advantages", "forward_backward", "optimizer"}
@@ -87,7 +103,8 @@ def tracing(trainer, tracer) -> Iterator[None]:
 
 
 def ratio(times: dict[str, list[float]], kind: str, to: str) -> float:
-    """Median over rounds: the two times of a round are neighbours, so a machine that slows down for a while cancels out."""
+    """Median over rounds: the two times of a round are neighbours, so a machine that slows down for a while cancels
+    out."""
     return statistics.median(a / b for a, b in zip(times[kind], times[to]))
 
 
@@ -107,9 +124,14 @@ def bare_step(trainer, batch) -> None:
         module.zero_grad_buffer()
     trainer.policy.optimizer.zero_grad()
     get_forward_backward_func()(
-        forward_step_func=forward_step, data_iterator=iter(mbs), model=trainer.policy.model, num_microbatches=len(mbs),
-        seq_length=trainer.args.seq_length, micro_batch_size=1, forward_only=False,
-    )  # fmt: skip
+        forward_step_func=forward_step,
+        data_iterator=iter(mbs),
+        model=trainer.policy.model,
+        num_microbatches=len(mbs),
+        seq_length=trainer.args.seq_length,
+        micro_batch_size=1,
+        forward_only=False,
+    )
     trainer.policy.optimizer.step()
 
 

@@ -1,6 +1,7 @@
 """A rollout batch: the samples that one rollout hands to the trainer, as columns, and its Parquet file on disk.
 
-Written once by the conductor (``rollouts/NNNNNN/samples.parquet``), read by trainer ranks, by a resumed run that trains it
+Written once by the conductor (``rollouts/NNNNNN/samples.parquet``), read by trainer ranks, by a resumed run that trains
+it
 again, and by anything that reads Parquet. Order of samples is the order of training.
 """
 
@@ -42,11 +43,13 @@ class TrainBatch:
     teacher_log_probs_R: np.ndarray | None = None
     """float32; None without a teacher endpoint."""
     kept_ids_K: np.ndarray | None = None
-    """Tokens that top-p and top-k left at each response token, one after the other; None without ``--use-top-p-replay``."""
+    """Tokens that top-p and top-k left at each response token, one after the other; None without
+    ``--use-top-p-replay``."""
     kept_counts_R: np.ndarray | None = None
     """How many of them are a response token's; 0 where it was not sampled."""
     routed_experts_TLK: np.ndarray | None = None
-    """int16, the experts that the engine chose for each token in each of L layers; the last token of a sample, whose choice no
+    """int16, the experts that the engine chose for each token in each of L layers; the last token of a sample, whose
+    choice no
     engine makes, has the first K. None without ``--use-rollout-routing-replay``."""
 
     def __len__(self) -> int:
@@ -68,7 +71,9 @@ class TrainBatch:
         for sample in samples:
             sample.check()
             if sample.response_length == len(sample.tokens):
-                raise ValueError(f"sample {sample.index} has no prompt token: nothing predicts its first response token")
+                raise ValueError(
+                    f"sample {sample.index} has no prompt token: nothing predicts its first response token"
+                )
 
         def flat(values, dtype):
             return np.fromiter((x for row in values for x in row), dtype=dtype)
@@ -90,7 +95,11 @@ class TrainBatch:
             rollout_log_probs_R=column("rollout_log_probs"),
             teacher_log_probs_R=column("teacher_log_probs"),
             kept_ids_K=kept_ids_K,
-            kept_counts_R=None if kept_ids_K is None else flat([np.diff(s.rollout_top_p_token_offsets) for s in samples], np.int64),
+            kept_counts_R=(
+                None
+                if kept_ids_K is None
+                else flat([np.diff(s.rollout_top_p_token_offsets) for s in samples], np.int64)
+            ),
             routed_experts_TLK=_routed_experts(samples),
         )
 
@@ -116,7 +125,8 @@ def _all_or_none(samples: list[Sample], name: str) -> list | None:
 
 
 def unlike_the_others(samples: list[Sample]) -> dict[str, list[int]]:
-    """Executions by the reason why they don't fit a batch: a sample lacks a column that others have (``no_rollout_log_probs``)."""
+    """Executions by the reason why they don't fit a batch: a sample lacks a column that others have
+    (``no_rollout_log_probs``)."""
     found: dict[str, list[int]] = {}
     for name in ("rollout_log_probs", "teacher_log_probs", "rollout_top_p_token_ids", "rollout_routed_experts"):
         without = executions(s for s in samples if getattr(s, name) is None)
@@ -134,11 +144,14 @@ def _routed_experts(samples: list[Sample]) -> np.ndarray | None:
     if len(shapes) > 1:
         raise ValueError(f"rollout_routed_experts differ in layers and experts a token: {shapes}")
     last_1LK = np.broadcast_to(np.arange(shapes[0][1], dtype=np.int16), (1, *shapes[0]))
-    return np.concatenate([part for c in chosen for part in (np.frombuffer(c, "<i2").reshape(-1, *shapes[0]), last_1LK)])
+    return np.concatenate(
+        [part for c in chosen for part in (np.frombuffer(c, "<i2").reshape(-1, *shapes[0]), last_1LK)]
+    )
 
 
 def to_parquet(samples: list[Sample]) -> bytes:
-    """One row a sample, siblings too; nested fields as lists, free-form ones (reward, metadata, prompt) as JSON text."""
+    """One row a sample, siblings too; nested fields as lists, free-form ones (reward, metadata, prompt) as JSON
+    text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -146,15 +159,31 @@ def to_parquet(samples: list[Sample]) -> bytes:
     for row in rows:
         for name in ("reward", "metadata", "prompt"):
             row[name] = json.dumps(row[name])
-    schema = pa.schema([
-        ("index", pa.int64()), ("group_index", pa.int64()), ("rollout_id", pa.int64()), ("part", pa.int64()), ("status", pa.string()),
-        ("prompt", pa.string()), ("response", pa.string()), ("label", pa.string()), ("reward", pa.string()),
-        ("tokens", pa.list_(pa.int64())), ("response_length", pa.int64()), ("loss_mask", pa.list_(pa.int8())),
-        ("rollout_log_probs", pa.list_(pa.float32())), ("teacher_log_probs", pa.list_(pa.float32())), ("weight_versions", pa.list_(pa.string())),
-        ("rollout_top_p_token_ids", pa.list_(pa.int32())), ("rollout_top_p_token_offsets", pa.list_(pa.int32())),
-        ("remove_sample", pa.bool_()), ("metadata", pa.string()), ("rollout_routed_experts", pa.binary()),
-        ("routed_experts_shape", pa.list_(pa.int32())),
-    ])  # fmt: skip
+    schema = pa.schema(
+        [
+            ("index", pa.int64()),
+            ("group_index", pa.int64()),
+            ("rollout_id", pa.int64()),
+            ("part", pa.int64()),
+            ("status", pa.string()),
+            ("prompt", pa.string()),
+            ("response", pa.string()),
+            ("label", pa.string()),
+            ("reward", pa.string()),
+            ("tokens", pa.list_(pa.int64())),
+            ("response_length", pa.int64()),
+            ("loss_mask", pa.list_(pa.int8())),
+            ("rollout_log_probs", pa.list_(pa.float32())),
+            ("teacher_log_probs", pa.list_(pa.float32())),
+            ("weight_versions", pa.list_(pa.string())),
+            ("rollout_top_p_token_ids", pa.list_(pa.int32())),
+            ("rollout_top_p_token_offsets", pa.list_(pa.int32())),
+            ("remove_sample", pa.bool_()),
+            ("metadata", pa.string()),
+            ("rollout_routed_experts", pa.binary()),
+            ("routed_experts_shape", pa.list_(pa.int32())),
+        ]
+    )
     out = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), out, compression="zstd")
     return out.getvalue()
@@ -173,24 +202,37 @@ def read_parquet(path: str | os.PathLike) -> list[Sample]:
 
 
 def write(
-    folder: pathlib.Path, samples: list[Sample], groups: int, dropped: dict[str, int], cursors: tuple[dict, dict], rollout_id: int
+    folder: pathlib.Path,
+    samples: list[Sample],
+    groups: int,
+    dropped: dict[str, int],
+    cursors: tuple[dict, dict],
+    rollout_id: int,
 ) -> list[int]:
-    """Samples and manifest of a rollout into its folder, durably; the executions of the batch. ``dropped``: executions by reason;
+    """Samples and manifest of a rollout into its folder, durably; the executions of the batch. ``dropped``: executions
+    by reason;
     ``cursors``: the prompt source's before and after."""
     manifests.write_bytes(folder / SAMPLES, to_parquet(samples))
     batched = list(executions(samples))
     fates = {"batched": len(batched)} | {f"dropped:{reason}": n for reason, n in dropped.items()}
     manifest = manifests.Rollout(
-        rollout_id=rollout_id, groups=groups, samples=len(samples), executions=len(batched), fates=fates,
-        weight_versions=sorted({v for s in samples for v in s.weight_versions}), prompt_cursor_before=cursors[0],
-        prompt_cursor_after=cursors[1], files={SAMPLES: manifests.file_hash(folder / SAMPLES)},
-    )  # fmt: skip
+        rollout_id=rollout_id,
+        groups=groups,
+        samples=len(samples),
+        executions=len(batched),
+        fates=fates,
+        weight_versions=sorted({v for s in samples for v in s.weight_versions}),
+        prompt_cursor_before=cursors[0],
+        prompt_cursor_after=cursors[1],
+        files={SAMPLES: manifests.file_hash(folder / SAMPLES)},
+    )
     manifests.write(folder / "manifest.json", manifest)
     return batched
 
 
 def read_again(folder: pathlib.Path, indices: Iterable[int], rows: int | None) -> list[Sample]:
-    """What an earlier attempt wrote of the executions ``indices``. DataError, with the way out, when it can't be trained."""
+    """What an earlier attempt wrote of the executions ``indices``. DataError, with the way out, when it can't be
+    trained."""
     kept = set(indices)
     with _named(folder):
         samples = [sample for sample in read_parquet(folder / SAMPLES) if sample.index in kept]
@@ -202,7 +244,8 @@ def read_again(folder: pathlib.Path, indices: Iterable[int], rows: int | None) -
 
 
 def columns(samples: list[Sample], reward_key: str | None, folder: pathlib.Path) -> TrainBatch:
-    """The samples of a rollout that is on disk, for the trainer. DataError, with the way out, when they don't make a batch."""
+    """The samples of a rollout that is on disk, for the trainer. DataError, with the way out, when they don't make a
+    batch."""
     with _named(folder):
         return TrainBatch.from_samples(samples, reward_key)
 
@@ -212,7 +255,10 @@ def _named(folder: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError, OSError) as error:  # pyarrow's errors are among them
-        fix = f"the same command with --drop-rollouts {int(folder.name)} drops this batch and makes another; the ledger keeps count"
+        fix = (
+            f"the same command with --drop-rollouts {int(folder.name)} drops this batch and makes another; the ledger"
+            " keeps count"
+        )
         raise DataError(f"{folder / SAMPLES} can't be trained: {error}", fix) from None
 
 

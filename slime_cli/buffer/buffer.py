@@ -47,16 +47,24 @@ class DataBuffer:
         on_bad_row: str = "fail",
         say: Callable[[str], None] = print,
     ):
-        self.journal, self.source, self.render, self.say = journal, source, render, say
+        self.journal = journal
+        self.source = source
+        self.render = render
+        self.say = say
         self.skip_bad_rows = on_bad_row == "skip"
-        self.samples_per_prompt, self.shuffle, self.seed = samples_per_prompt, shuffle, seed
+        self.samples_per_prompt = samples_per_prompt
+        self.shuffle = shuffle
+        self.seed = seed
         recovery = journal.recover()
         self.recovery = recovery
         cursor = recovery.cursor or {"epoch": 0, "position": 0, "skipped": 0}
-        self.epoch, self.position, self.skipped = cursor["epoch"], cursor["position"], cursor["skipped"]
+        self.epoch = cursor["epoch"]
+        self.position = cursor["position"]
+        self.skipped = cursor["skipped"]
         kinds = {name.removeprefix(KIND): count for name, count in cursor.items() if name.startswith(KIND)}
         self.skipped_by_kind = collections.Counter(kinds)
-        self._next_group, self._next_sample = recovery.next_group_index, recovery.next_sample_index
+        self._next_group = recovery.next_group_index
+        self._next_sample = recovery.next_sample_index
         self._order: tuple[int, np.ndarray] | None = None
         self._open = [self._reopen(g) for g in recovery.groups]
 
@@ -71,11 +79,14 @@ class DataBuffer:
         return Group(group.group_index, group.row, rendered, list(group.finished), pending)
 
     def _sample(self, index: int, group: int, row: PromptRow, rendered) -> Sample:
-        return Sample(index=index, group_index=group, prompt=rendered.text, label=row.label, metadata=dict(row.metadata))
+        return Sample(
+            index=index, group_index=group, prompt=rendered.text, label=row.label, metadata=dict(row.metadata)
+        )
 
     def lease(self, count: int, rollout_id: int) -> list[Group]:
         """``count`` groups to work on, in the journal before they are returned."""
-        groups, self._open = self._open[:count], self._open[count:]
+        groups = self._open[:count]
+        self._open = self._open[count:]
         again = [s.index for g in groups for s in g.pending]
         if again:
             self.journal.resume(again, rollout_id)
@@ -101,15 +112,18 @@ class DataBuffer:
 
     def _deal(self) -> Group:
         row, rendered = self._next_row()
-        group, self._next_group = self._next_group, self._next_group + 1
-        first, self._next_sample = self._next_sample, self._next_sample + self.samples_per_prompt
+        group = self._next_group
+        self._next_group = self._next_group + 1
+        first = self._next_sample
+        self._next_sample = self._next_sample + self.samples_per_prompt
         pending = [self._sample(i, group, row, rendered) for i in range(first, self._next_sample)]
         return Group(group, row, rendered, [], pending)
 
     def _next_row(self):
         for _ in range(len(self.source) + 1):
             if self.position >= len(self.source):
-                self.epoch, self.position = self.epoch + 1, 0
+                self.epoch = self.epoch + 1
+                self.position = 0
             row = self.source[self._index()]
             self.position += 1
             rendered = self._rendered(row)

@@ -1,14 +1,17 @@
 """The journal: what became of every sample of a run, in one SQLite file that survives kill -9.
 
-Called by the conductor, the only writer; ``slime trace`` reads along. A row of ``samples`` is an execution: what it fanned out
+Called by the conductor, the only writer; ``slime trace`` reads along. A row of ``samples`` is an execution: what it
+fanned out
 into moves, is counted and is recovered as one. Invariants:
 
 * a sample moves only along ``SOURCES`` (PENDING -> LEASED -> GENERATED -> REWARDED -> BATCHED -> TRAINED | DROPPED);
   any other move raises ValueError naming the sample and changes nothing: each method is one transaction;
 * TRAINED is entered only by :meth:`Journal.commit`, together with the step, weight version and durable checkpoint, and
   once per sample: ``trained`` is append-only and unique by sample, whatever ``samples`` says;
-* TRAINED is left only by :meth:`Journal.roll_back`, when the checkpoint of a commit is lost and with it what the training did.
-  Nothing is taken out of ``commits`` and ``trained`` then: a row of ``rollbacks`` says which of theirs no longer stand, and a
+* TRAINED is left only by :meth:`Journal.roll_back`, when the checkpoint of a commit is lost and with it what the
+  training did.
+  Nothing is taken out of ``commits`` and ``trained`` then: a row of ``rollbacks`` says which of theirs no longer stand,
+  and a
   sample is trained at most once among those that do;
 * the metrics of a rollout are in it before the rollout is committed, so ``metrics.jsonl`` can be made from it;
 * the prompt cursor moves in the transaction that leases the rows it passed, so a row is neither lost nor dealt twice;
@@ -99,7 +102,8 @@ class Journal:
         self.path = pathlib.Path(path)
         if not self.path.is_file():
             raise DataError(f"{path}: no such journal", "point at the folder of a run that `slime train` has started")
-        self._mutex, self._lock = threading.RLock(), None
+        self._mutex = threading.RLock()
+        self._lock = None
         name = urllib.parse.quote(os.fsencode(self.path.resolve()))
         # In a folder that can't be written, SQLite can't make the WAL's index; without a WAL it needs none.
         for uri in (f"file:{name}?mode=ro", f"file:{name}?immutable=1"):
@@ -160,7 +164,10 @@ class Journal:
         except sqlite3.DatabaseError as error:
             if type(error) is not sqlite3.DatabaseError:  # OperationalError and the like are about a statement
                 raise
-            fix = "restore a copy, or start another --run-dir with --load and this run's checkpoints: their weights are whole"
+            fix = (
+                "restore a copy, or start another --run-dir with --load and this run's checkpoints: their weights are"
+                " whole"
+            )
             raise DataError(f"{self.path}: damaged: {error}", fix) from None
 
     @contextlib.contextmanager
@@ -249,7 +256,8 @@ class Journal:
                 self._db.execute("PRAGMA synchronous=NORMAL")
 
     def roll_back(self, to_step: int, reason: str, lost: Iterable[int] = ()) -> Rollback:
-        """Commits after ``to_step`` (0: all) no longer stand, for their checkpoints are lost: what they trained is BATCHED again.
+        """Commits after ``to_step`` (0: all) no longer stand, for their checkpoints are lost: what they trained is
+        BATCHED again.
 
         Samples of the rollouts ``lost``, whose batches are gone, are dropped as ``batch_lost``.
         """
@@ -260,7 +268,9 @@ class Journal:
             undone = "(fate = 'TRAINED' AND step > ?)"
             gone = f"({undone} OR fate = 'BATCHED') AND rollout_id IN ({', '.join(str(int(r)) for r in lost)})"
             clear = "step = NULL, weight_version = NULL"
-            dropped = db.execute(f"UPDATE samples SET fate = 'DROPPED', reason = 'batch_lost', {clear} WHERE {gone}", (to_step,)).rowcount
+            dropped = db.execute(
+                f"UPDATE samples SET fate = 'DROPPED', reason = 'batch_lost', {clear} WHERE {gone}", (to_step,)
+            ).rowcount
             again = db.execute(f"UPDATE samples SET fate = 'BATCHED', {clear} WHERE {undone}", (to_step,)).rowcount
             found = Rollback(last.step, to_step, reason, again, dropped, time.time())
             db.execute("INSERT INTO rollbacks VALUES(?,?,?,?,?,?,?)", (self._era() + 1, *dataclasses.astuple(found)))
@@ -311,9 +321,13 @@ class Journal:
         """One consistent look, also while another process writes."""
         with self._transaction("BEGIN") as db:
             fates = db.execute("SELECT fate, COALESCE(reason, ''), COUNT(*) FROM samples GROUP BY 1, 2").fetchall()
-            twice = "SELECT COALESCE(SUM(n - 1), 0) FROM (SELECT COUNT(*) AS n FROM standing_trained GROUP BY sample_index)"
+            twice = (
+                "SELECT COALESCE(SUM(n - 1), 0) FROM (SELECT COUNT(*) AS n FROM standing_trained GROUP BY sample_index)"
+            )
             claims = "SELECT COALESCE(SUM(samples), 0) FROM standing_commits"
-            rollbacks = db.execute("SELECT from_step, to_step, reason, again, dropped, time FROM rollbacks ORDER BY era")
+            rollbacks = db.execute(
+                "SELECT from_step, to_step, reason, again, dropped, time FROM rollbacks ORDER BY era"
+            )
             return Ledger(
                 dispatched=self._get("dispatched", 0),
                 trained=sum(n for fate, _, n in fates if fate == Fate.TRAINED.value),
@@ -333,7 +347,9 @@ class Journal:
                 " WHERE sample_index = ?",
                 (sample_index,),
             ).fetchone()
-            steps = self._db.execute("SELECT step FROM trained WHERE sample_index = ? ORDER BY era", (sample_index,)).fetchall()
+            steps = self._db.execute(
+                "SELECT step FROM trained WHERE sample_index = ? ORDER BY era", (sample_index,)
+            ).fetchall()
         if row is None:
             return None
         *head, fate, reason, rollout_id, step, version, attempts, reward, prompt = row
@@ -350,7 +366,9 @@ class Journal:
     def lines(self) -> dict[int, dict[str, Any]]:
         """Rollout id -> its metrics, of committed rollouts and of later ones."""
         with self._held():
-            return {r: json.loads(line) for r, line in self._db.execute("SELECT rollout_id, line FROM lines ORDER BY 1")}
+            return {
+                r: json.loads(line) for r, line in self._db.execute("SELECT rollout_id, line FROM lines ORDER BY 1")
+            }
 
     # ---- inside a transaction ----
 

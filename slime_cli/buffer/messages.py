@@ -23,7 +23,8 @@ class RowProblem(Exception):
 
     def __init__(self, field: str, reason: str):
         super().__init__(field, reason)
-        self.field, self.reason = field, reason
+        self.field = field
+        self.reason = reason
 
 
 def kind_of(value: Any) -> str:

@@ -27,17 +27,27 @@ CREATE TABLE trained(
 CREATE TABLE rollbacks(
     era INTEGER PRIMARY KEY, from_step INTEGER NOT NULL, to_step INTEGER NOT NULL, reason TEXT NOT NULL, again INTEGER NOT NULL,
     dropped INTEGER NOT NULL, time REAL NOT NULL);
-{"".join(f"""
+{
+    "".join(
+        f"""
 CREATE TRIGGER {table}_never_{word} BEFORE {verb} ON {table} BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END;"""
-    for table in ("commits", "trained", "rollbacks") for word, verb in (("changes", "UPDATE"), ("shrinks", "DELETE")))}
-{"".join(f"""
+        for table in ("commits", "trained", "rollbacks")
+        for word, verb in (("changes", "UPDATE"), ("shrinks", "DELETE"))
+    )
+}
+{
+    "".join(
+        f'''
 CREATE VIEW standing_{table} AS SELECT * FROM {table} AS t
-    WHERE NOT EXISTS (SELECT 1 FROM rollbacks AS r WHERE r.era > t.era AND r.to_step < t.step);"""
-    for table in ("commits", "trained"))}
+    WHERE NOT EXISTS (SELECT 1 FROM rollbacks AS r WHERE r.era > t.era AND r.to_step < t.step);'''
+        for table in ("commits", "trained")
+    )
+}
 CREATE TABLE lines(rollout_id INTEGER PRIMARY KEY, line TEXT NOT NULL);
 PRAGMA user_version = {VERSION};
 """
-"""An era is the time between two rollbacks. What was committed in one stands until a later rollback goes back behind its step."""
+"""An era is the time between two rollbacks. What was committed in one stands until a later rollback goes back behind
+its step."""
 
 SCHEMA = f"""
 CREATE TABLE groups(
@@ -51,7 +61,8 @@ CREATE TABLE state(key TEXT PRIMARY KEY, value TEXT NOT NULL);
 {_TRAININGS}"""
 
 UPGRADES = {
-    1: f"""
+    1: (
+        f"""
 DROP TRIGGER trained_never_changes;
 DROP TRIGGER trained_never_shrinks;
 ALTER TABLE commits RENAME TO commits_1;
@@ -62,6 +73,7 @@ INSERT INTO trained SELECT sample_index, 0, step FROM trained_1;
 DROP TABLE commits_1;
 DROP TABLE trained_1;
 """
+    )
 }
 """Version of an older journal -> what makes the present one of it."""
 
@@ -107,7 +119,8 @@ class OpenGroup:
     pending: tuple[int, ...]
     """Sample indices still to finish, in position order."""
     partial: dict[int, list[Sample]]
-    """What is known already of some of ``pending``: cut-off generations, or whole ones that lack a reward; with siblings."""
+    """What is known already of some of ``pending``: cut-off generations, or whole ones that lack a reward; with
+    siblings."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -236,7 +249,8 @@ def quoted(fates: Iterable[Fate]) -> str:
 
 def complaint(db: sqlite3.Connection, to: Fate, indices: Sequence[int]) -> str:
     """Why samples can't go to ``to``, for the first ten."""
-    problems, seen = [], set()
+    problems = []
+    seen = set()
     for index in indices:
         row = db.execute("SELECT fate FROM samples WHERE sample_index = ?", (index,)).fetchone()
         if row is None:
@@ -291,7 +305,8 @@ def check_version(db: sqlite3.Connection, path: pathlib.Path) -> int:
 
 def statements(script: str) -> list[str]:
     """Statements one by one: ``executescript`` would commit between them, and a kill would leave half a schema."""
-    found, part = [], ""
+    found = []
+    part = ""
     for line in script.splitlines(keepends=True):
         part += line
         if sqlite3.complete_statement(part):

@@ -102,7 +102,8 @@ def parse_query(text: str, where: str) -> dict[str, list[str]]:
 
 
 def label_text(value: Any, field: str) -> str:
-    """Labels are text: parts of text become it, numbers, booleans and structures their JSON text, a column's dates and decimals their own."""
+    """Labels are text: parts of text become it, numbers, booleans and structures their JSON text, a column's dates and
+    decimals their own."""
     if isinstance(value, str):
         return value
     if (text := parts_text(value)) is not None:

@@ -82,7 +82,8 @@ class JsonLines(Table):
     def read(self, row: int) -> Any:
         if self._now() != self._stamp:
             raise DataError(f"{self.file}: it was changed while in use", "write a new file instead, and start again")
-        start, end = self._starts[row - 1], self._starts[row]
+        start = self._starts[row - 1]
+        end = self._starts[row]
         return self._parse(os.pread(self._handle.fileno(), end - start, start), first=row == 1)
 
     def _parse(self, line: bytes, first: bool) -> Any:
@@ -242,7 +243,9 @@ class TableSource(PromptSource):
 
     def __init__(self, name: str, table: Table, contract: RowContract, window: slice, on_bad_row: str):
         super().__init__(name)
-        self._table, self._contract, self._window = table, contract, window
+        self._table = table
+        self._contract = contract
+        self._window = window
         self._gaps = Gaps()
         row = 0
         for row, record in enumerate(table.scan(), 1):

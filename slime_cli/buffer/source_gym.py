@@ -88,7 +88,8 @@ def thaw(value: Any) -> Any:
 
 def convert(texts: list[str], kind: Any, default: Any) -> Any:
     """Query values as a configuration field's type; raises ValueError."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    inner = typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         kinds = [part for part in inner if part is not type(None)]
         return None if texts == ["none"] else convert(texts, kinds[0], default)
@@ -147,8 +148,10 @@ class GymOptions:
         def special(name: str, kind: Any, default: Any) -> Any:
             return checked(uri, name, texts.pop(name), kind, default) if name in texts else default
 
-        size, seed = special("size", int, DEFAULT_SIZE), special("seed", int, 0)
-        distinct, part = special("distinct", bool, False), parse_part(uri, texts.pop("part", ["0:1"]))
+        size = special("size", int, DEFAULT_SIZE)
+        seed = special("seed", int, 0)
+        distinct = special("distinct", bool, False)
+        part = parse_part(uri, texts.pop("part", ["0:1"]))
         if size < 1:
             raise UsageError(f"{uri}: size={size}", "size must be at least 1")
         fields = {field.name: field for field in dataclasses.fields(known[task][1])}
@@ -206,7 +209,9 @@ class GymSource(PromptSource):
 
     def _enumerate(self, tries: int) -> array:
         """Positions of the questions in the part (first occurrences only if ``distinct``), at most ``size``."""
-        options, seen, chosen = self.options, set(), array("Q")
+        options = self.options
+        seen = set()
+        chosen = array("Q")
         low, high = (int(edge * 2**64) for edge in options.part)
         for position in range(tries):
             self.tried += 1

@@ -75,9 +75,13 @@ def evaluations_of(s: dict[str, Any], left_out: Sequence[str] = ()) -> list[Prom
 
 def _opened(s: dict[str, Any], uri: str, input_key: str, label_key: str | None) -> PromptSource:
     return open_source(
-        uri, input_key=input_key, label_key=label_key, metadata_key=s["metadata_key"], tool_key=s["tool_key"],
+        uri,
+        input_key=input_key,
+        label_key=label_key,
+        metadata_key=s["metadata_key"],
+        tool_key=s["tool_key"],
         on_bad_row=s["on_bad_row"],
-    )  # fmt: skip
+    )
 
 
 @functools.cache  # a command checks its data before anything starts and opens it again later; these never change

@@ -1,7 +1,8 @@
 """What travels between the stages: prompts and samples. Torch-free; imported by every stage.
 
 Field names are the ones that hooks of slime scripts read and write. A sample belongs to one group (all samples of one
-prompt occurrence). The unit of accounting is the execution: one generation for one leased sample, whose ``index`` is unique in
+prompt occurrence). The unit of accounting is the execution: one generation for one leased sample, whose ``index`` is
+unique in
 a run and is the journal's key. It ends in one sample, or fans out into several siblings that share ``index`` and
 ``group_index``; they are kept, trained and dropped together.
 """
@@ -60,7 +61,8 @@ class PromptRow:
 
 
 class RowError(DataError):
-    """A row that cannot be made into a prompt or an example; ``--on-bad-row skip`` passes it over and counts it by ``kind``."""
+    """A row that cannot be made into a prompt or an example; ``--on-bad-row skip`` passes it over and counts it by
+    ``kind``."""
 
     def __init__(self, row: PromptRow, kind: str, reason: str, fix: str):
         super().__init__(f"{row.where}: {reason}", fix)
@@ -95,7 +97,8 @@ class Sample:
     loss_mask: list[int] | None = None
     """1 where the token is trained; None means all ones."""
     rollout_log_probs: list[float] | None = None
-    """The engine's log-probability of each response token (natural log, after temperature), among the tokens that sampling had
+    """The engine's log-probability of each response token (natural log, after temperature), among the tokens that
+    sampling had
     left where ``rollout_top_p_token_ids`` names them."""
     teacher_log_probs: list[float] | None = None
     """A teacher endpoint's log-probability of each response token (on-policy distillation; at temperature 1)."""
@@ -104,7 +107,8 @@ class Sample:
     rollout_top_p_token_offsets: list[int] | None = None
     """Where each response token's begin in that list, and its end; nothing between two: the token was not sampled."""
     rollout_routed_experts: bytes | None = None
-    """int16 (little endian) [len(tokens) - 1, layers, K]: the K experts that the engine's routers chose for every token but the last."""
+    """int16 (little endian) [len(tokens) - 1, layers, K]: the K experts that the engine's routers chose for every token
+    but the last."""
     routed_experts_shape: list[int] | None = None
     """[layers, K] of the former."""
     weight_versions: list[str] = dataclasses.field(default_factory=list)
@@ -134,16 +138,21 @@ class Sample:
         return not self.remove_sample and self.response_length > 0 and (self.loss_mask is None or any(self.loss_mask))
 
     def check(self, rows: int | None = None) -> None:
-        """Raises ValueError for what can't be stored or trained: ids beyond the ``rows`` of the embedding, per-token lists that do
+        """Raises ValueError for what can't be stored or trained: ids beyond the ``rows`` of the embedding, per-token
+        lists that do
         not fit ``response_length``, numbers that are not finite where a token is trained, values that are not plain."""
         if not isinstance(self.tokens, list):
             raise ValueError(f"sample {self.index}: tokens is {type(self.tokens).__name__}, not a list of ids")
         if not isinstance(self.response_length, int) or not 0 <= self.response_length <= len(self.tokens):
-            raise ValueError(f"sample {self.index}: response_length {self.response_length} of {len(self.tokens)} tokens")
+            raise ValueError(
+                f"sample {self.index}: response_length {self.response_length} of {len(self.tokens)} tokens"
+            )
         self._check_types("tokens", {int})
         if self.tokens and not 0 <= min(self.tokens) <= max(self.tokens) < (rows or math.inf):
             wrong = next(i for i in self.tokens if not 0 <= i < (rows or math.inf))
-            raise ValueError(f"sample {self.index}: token {wrong} is not among the {rows} rows of the model's embedding")
+            raise ValueError(
+                f"sample {self.index}: token {wrong} is not among the {rows} rows of the model's embedding"
+            )
         for name in PER_TOKEN:
             values = getattr(self, name)
             if values is not None and len(values) != self.response_length:
@@ -157,21 +166,37 @@ class Sample:
             if getattr(self, name) is not None:
                 self._check_log_probs(name)
         self._check_stored()
-        offsets, ids = self.rollout_top_p_token_offsets, self.rollout_top_p_token_ids
+        offsets = self.rollout_top_p_token_offsets
+        ids = self.rollout_top_p_token_ids
         if (offsets is None) != (ids is None):
-            raise ValueError(f"sample {self.index}: rollout_top_p_token_ids and rollout_top_p_token_offsets go together")
+            raise ValueError(
+                f"sample {self.index}: rollout_top_p_token_ids and rollout_top_p_token_offsets go together"
+            )
         if ids is not None:
             self._check_types("rollout_top_p_token_ids", {int})
             self._check_types("rollout_top_p_token_offsets", {int})
             if not 0 <= min(ids, default=0) <= max(ids, default=0) < (rows or MAX_ID):
-                raise ValueError(f"sample {self.index}: rollout_top_p_token_ids are not among the {rows} rows of the model's embedding")
+                raise ValueError(
+                    f"sample {self.index}: rollout_top_p_token_ids are not among the {rows} rows of the model's"
+                    " embedding"
+                )
         if offsets is not None and (
-            len(offsets) != self.response_length + 1 or offsets[0] != 0 or offsets[-1] != len(ids) or sorted(offsets) != list(offsets)
+            len(offsets) != self.response_length + 1
+            or offsets[0] != 0
+            or offsets[-1] != len(ids)
+            or sorted(offsets) != list(offsets)
         ):
-            raise ValueError(f"sample {self.index}: rollout_top_p_token_offsets do not cut {len(ids)} ids for {self.response_length} tokens")
-        routes, shape = self.rollout_routed_experts, self.routed_experts_shape
+            raise ValueError(
+                f"sample {self.index}: rollout_top_p_token_offsets do not cut {len(ids)} ids for {self.response_length}"
+                " tokens"
+            )
+        routes = self.rollout_routed_experts
+        shape = self.routed_experts_shape
         if routes is not None and len(routes) != 2 * math.prod(shape or ()) * (len(self.tokens) - 1):
-            raise ValueError(f"sample {self.index}: rollout_routed_experts has {len(routes)} bytes for {len(self.tokens)} tokens of {shape}")
+            raise ValueError(
+                f"sample {self.index}: rollout_routed_experts has {len(routes)} bytes for {len(self.tokens)} tokens of"
+                f" {shape}"
+            )
 
     def _check_stored(self) -> None:
         """Raises ValueError for what the journal or a batch's file does not take."""
@@ -194,14 +219,19 @@ class Sample:
             raise ValueError(f"sample {self.index}: {name} holds {sorted(t.__name__ for t in strange)}")
 
     def _check_log_probs(self, name: str) -> None:
-        """Numbers, and where a token is trained finite ones of a probability. Rounding may take one a little above 1."""
+        """Numbers, and where a token is trained finite ones of a probability. Rounding may take one a little above
+        1."""
         values = getattr(self, name)
         self._check_types(name, {int, float})
         if all(map(math.isfinite, values)) and max(values, default=0.0) <= MAX_LOG_PROB:
             return
-        wrong = next((v for v, m in zip(values, self.effective_mask()) if m and not -math.inf < v <= MAX_LOG_PROB), None)
+        wrong = next(
+            (v for v, m in zip(values, self.effective_mask()) if m and not -math.inf < v <= MAX_LOG_PROB), None
+        )
         if wrong is not None:
-            raise ValueError(f"sample {self.index}: {name} holds {wrong}, no logarithm of a probability, where a token is trained")
+            raise ValueError(
+                f"sample {self.index}: {name} holds {wrong}, no logarithm of a probability, where a token is trained"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only (msgpack and JSON friendly)."""

@@ -1,7 +1,9 @@
 """Values of users as plain ones, and which of them a run can keep.
 
-What a row carries and what a user's function leaves in a sample goes into the journal (MessagePack), a batch's file (JSON text) and
-through the pipe of a reward worker. Callers: prompt sources, samples, hooks, reward workers. Invariant: what :func:`unstorable`
+What a row carries and what a user's function leaves in a sample goes into the journal (MessagePack), a batch's file
+(JSON text) and
+through the pipe of a reward worker. Callers: prompt sources, samples, hooks, reward workers. Invariant: what
+:func:`unstorable`
 finds nothing wrong with, all of these take.
 """
 

@@ -1,7 +1,9 @@
 """Ray: where trainer ranks and engines run. One placement group holds a bundle for each rank and each engine device.
 
-With ``--colocate`` a trainer rank and an engine share a bundle (the same GPU, or the same cores on a CPU); without it they
-get bundles of their own. ``RAY_ADDRESS`` joins a running cluster; otherwise a local one lives and dies with this process.
+With ``--colocate`` a trainer rank and an engine share a bundle (the same GPU, or the same cores on a CPU); without it
+they
+get bundles of their own. ``RAY_ADDRESS`` joins a running cluster; otherwise a local one lives and dies with this
+process.
 """
 
 import contextlib
@@ -53,10 +55,12 @@ class Cluster:
 
     def __init__(self, resolved, run_dir: pathlib.Path):
         s = resolved.slime
-        self.run_dir, self.trace = run_dir, s["trace"] == "on"
+        self.run_dir = run_dir
+        self.trace = s["trace"] == "on"
         self.device = hardware.find()
         self.ranks = s["actor_num_nodes"] * s["actor_num_gpus_per_node"]
-        self.engine_devices, self.per_engine = s["rollout_num_gpus"], s["rollout_num_gpus_per_engine"]
+        self.engine_devices = s["rollout_num_gpus"]
+        self.per_engine = s["rollout_num_gpus_per_engine"]
         self.colocate = s["colocate"]
         bundles = max(self.ranks, self.engine_devices) if self.colocate else self.ranks + self.engine_devices
         self.working_directory = os.getcwd()
@@ -68,7 +72,8 @@ class Cluster:
         self.actors: list = []
 
     def _shared_gpu(self, bundles: int) -> bool:
-        """Fewer GPUs than bundles on one machine: ranks and engines share them, and their memory is the user's to divide."""
+        """Fewer GPUs than bundles on one machine: ranks and engines share them, and their memory is the user's to
+        divide."""
         return not os.environ.get("RAY_ADDRESS") and bundles > self.device.count
 
     def __enter__(self) -> "Cluster":
@@ -109,7 +114,8 @@ class Trainers:
     """All ranks as one: a call goes to every rank, and the one answer that is not None comes back."""
 
     def __init__(self, ray, ranks: list):
-        self.ray, self.ranks = ray, ranks
+        self.ray = ray
+        self.ranks = ranks
         self.master = None
 
     def begin_stage(self, argv, settings, hf_checkpoint: str, critic_argv=None) -> dict[str, Any]:
@@ -134,7 +140,9 @@ class Trainers:
                 raise EngineError(f"the trainer failed: {said}", disk.FIX) from None
             raise EngineError(f"the trainer failed: {error}", "the same command resumes from the last commit") from None
         except self.ray.exceptions.RayActorError as error:
-            raise EngineError(f"a trainer rank died: {error}", "the same command resumes from the last commit") from None
+            raise EngineError(
+                f"a trainer rank died: {error}", "the same command resumes from the last commit"
+            ) from None
         except self.ray.exceptions.RayError as error:  # no environment could be made, a node is gone, an object lost
             message = f"Ray: {type(error).__name__}: {error}"
             raise EngineError(message, "the same command resumes from the last commit") from None
@@ -146,5 +154,3 @@ def _explained(message: str):
         yield
     except Exception as error:
         raise EngineError(f"{message}: {error}", "ask for fewer ranks or engines") from None
-
-

@@ -92,7 +92,8 @@ def _quiet(log: pathlib.Path) -> Iterator[None]:
 
 
 def asks_for_token(joined: str) -> bool:
-    """Whether the cluster refuses calls without one. A token that it does not ask for keeps its calls to us from arriving.
+    """Whether the cluster refuses calls without one. A token that it does not ask for keeps its calls to us from
+    arriving.
 
     True where that cannot be asked: an address without a port, or with a protocol.
     """

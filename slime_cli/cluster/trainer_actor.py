@@ -24,7 +24,9 @@ class TrainerRank:
         from slime_cli.hardware import device as hardware
         from slime_cli.tracing.spans import Tracer
 
-        self.rank, self.world_size, self.run_dir = rank, world_size, run_dir
+        self.rank = rank
+        self.world_size = world_size
+        self.run_dir = run_dir
         self.device = hardware.prepare_trainer()
         if self.device.kind == "cpu":
             # A core is left to the engines: threads that must wait for each other crawl as soon as a core is shared.
@@ -50,7 +52,8 @@ class TrainerRank:
     def begin_stage(
         self, argv: list[str], settings, hf_checkpoint: str, critic_argv: list[str] | None, master: tuple[str, int]
     ) -> dict[str, Any]:
-        """Model, optimizer and scheduler of a stage, with the weights of ``hf_checkpoint``. ``critic_argv``: the critic's options."""
+        """Model, optimizer and scheduler of a stage, with the weights of ``hf_checkpoint``. ``critic_argv``: the
+        critic's options."""
         import torch
 
         from slime_cli.hardware import transformer_engine
@@ -72,16 +75,19 @@ class TrainerRank:
         self.trainer.begin()
         return {
             "parameters": sum(p.numel() for module in self.trainer.policy.model for p in module.parameters()),
-            "device": self.device.name, "warning": transformer_engine.problem(self.device.kind) or "",
-        }  # fmt: skip
+            "device": self.device.name,
+            "warning": transformer_engine.problem(self.device.kind) or "",
+        }
 
     def _hooks(self, settings) -> dict[str, Any]:
         from slime_cli.rollout import hooks
 
         paths = {
-            "loss": settings.custom_loss_function_path, "advantage": settings.custom_advantage_function_path,
-            "tis": settings.custom_tis_function_path, "pg_loss_reducer": settings.custom_pg_loss_reducer_function_path,
-        }  # fmt: skip
+            "loss": settings.custom_loss_function_path,
+            "advantage": settings.custom_advantage_function_path,
+            "tis": settings.custom_tis_function_path,
+            "pg_loss_reducer": settings.custom_pg_loss_reducer_function_path,
+        }
         return {kind: hooks.guarded(path, kind) for kind, path in paths.items() if path}
 
     def load(self, path: str, weights_only: bool) -> int:
@@ -97,7 +103,8 @@ class TrainerRank:
             Bridge(folder, self.trainer.args.params_dtype).load(self.trainer.policy.model)
 
     def keep(self, name: str, path: str | None = None) -> None:
-        """The policy's present weights, or those of a checkpoint, are kept as ``name``: reference, teacher or old_actor."""
+        """The policy's present weights, or those of a checkpoint, are kept as ``name``: reference, teacher or
+        old_actor."""
         if path is None:
             self.trainer.policy.keep(name)
         else:
@@ -108,14 +115,18 @@ class TrainerRank:
             return self.trainer.train(batch, fresh)
 
     def save(self, root: str) -> str:
-        """Saves and returns the folder. Durable when every rank has returned, with ``--async-save`` when :meth:`saved` says so."""
+        """Saves and returns the folder. Durable when every rank has returned, with ``--async-save`` when :meth:`saved`
+        says so."""
         from slime_cli.weights.describe import checkpoint_manifest
 
         t = self.trainer
         layout = {
-            "tensor": t.args.tensor_model_parallel_size, "pipeline": t.args.pipeline_model_parallel_size,
-            "data": t.args.data_parallel_size, "context": t.args.context_parallel_size, "expert": t.args.expert_model_parallel_size,
-        }  # fmt: skip
+            "tensor": t.args.tensor_model_parallel_size,
+            "pipeline": t.args.pipeline_model_parallel_size,
+            "data": t.args.data_parallel_size,
+            "context": t.args.context_parallel_size,
+            "expert": t.args.expert_model_parallel_size,
+        }
         dtype = str(t.args.params_dtype).removeprefix("torch.")
         manifest = checkpoint_manifest(self.hf_checkpoint, iteration=t.step, dtype=dtype, layout=layout)
         self.saving_to = root
@@ -143,5 +154,12 @@ class TrainerRank:
                     pass
                 return 0
             folder = pathlib.Path(target)
-            publish.write(named, folder, hf_checkpoint=self.hf_checkpoint, version=version, step=self.trainer.step, run=self.run_dir)
+            publish.write(
+                named,
+                folder,
+                hf_checkpoint=self.hf_checkpoint,
+                version=version,
+                step=self.trainer.step,
+                run=self.run_dir,
+            )
             return sum(f.stat().st_size for f in folder.glob("*.safetensors"))

@@ -17,7 +17,9 @@ class Line:
 
 def split(argv: list[str]) -> Line:
     """Takes ``--profile NAME`` (repeatable), ``--dry-run`` and ``--verbose`` out of ``argv``."""
-    profiles, rest, switches = [], [], set()
+    profiles = []
+    rest = []
+    switches = set()
     words = iter(argv)
     for word in words:
         if word == "--profile":

@@ -13,7 +13,9 @@ from slime_cli.commands import convert_derive, convert_quantised
 app = typer.Typer(no_args_is_help=True, **plain.TYPER, help="Checkpoints: HF to Megatron and back, FP8 and INT4.")
 
 PASS = {"allow_extra_args": True, "ignore_unknown_options": True}
-Profiles = Annotated[list[str] | None, typer.Option("--profile", help="A profile with Megatron's architecture options; may be repeated.")]
+Profiles = Annotated[
+    list[str] | None, typer.Option("--profile", help="A profile with Megatron's architecture options; may be repeated.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace the checkpoint that --save holds.")]
 EPILOG = "Megatron's own architecture options (--num-layers and so on) are taken too; most models need none."
 
@@ -23,9 +25,15 @@ def hf_to_dist(
     context: typer.Context,
     hf_checkpoint: Annotated[pathlib.Path, typer.Option("--hf-checkpoint", help="Folder of the Hugging Face model.")],
     save: Annotated[pathlib.Path, typer.Option("--save", help="Folder to write iter_0000000 into.")],
-    tensor: Annotated[int, typer.Option("--tensor-model-parallel-size", min=1, help="Tensor parallel ranks that write it.")] = 1,
-    pipeline: Annotated[int, typer.Option("--pipeline-model-parallel-size", min=1, help="Pipeline ranks that write it.")] = 1,
-    expert: Annotated[int, typer.Option("--expert-model-parallel-size", min=1, help="Expert parallel ranks that write it.")] = 1,
+    tensor: Annotated[
+        int, typer.Option("--tensor-model-parallel-size", min=1, help="Tensor parallel ranks that write it.")
+    ] = 1,
+    pipeline: Annotated[
+        int, typer.Option("--pipeline-model-parallel-size", min=1, help="Pipeline ranks that write it.")
+    ] = 1,
+    expert: Annotated[
+        int, typer.Option("--expert-model-parallel-size", min=1, help="Expert parallel ranks that write it.")
+    ] = 1,
     profile: Profiles = None,
     force: Force = False,
 ) -> None:
@@ -38,19 +46,31 @@ def hf_to_dist(
         looked_at = (doctor_checkpoint.TOKENIZER, doctor_checkpoint.TEMPLATE)
         doctor_checkpoint.require(hf_checkpoint, say, (doctor_checkpoint.IDS,), looked_at)
         target = convert.hf_to_dist(
-            hf_checkpoint, save, tensor=tensor, pipeline=pipeline, expert=expert, megatron=megatron, force=force, say=say
-        )  # fmt: skip
+            hf_checkpoint,
+            save,
+            tensor=tensor,
+            pipeline=pipeline,
+            expert=expert,
+            megatron=megatron,
+            force=force,
+            say=say,
+        )
         say(f"done: {target} ({_size(target)})")
 
 
 @app.command(context_settings=PASS, epilog=EPILOG)
 def dist_to_hf(
     context: typer.Context,
-    load: Annotated[pathlib.Path, typer.Option("--load", help="An iter_NNNNNNN folder, or the folder above it: the newest.")],
+    load: Annotated[
+        pathlib.Path, typer.Option("--load", help="An iter_NNNNNNN folder, or the folder above it: the newest.")
+    ],
     save: Annotated[pathlib.Path, typer.Option("--save", help="Folder to write the Hugging Face model into.")],
-    ckpt_step: Annotated[int | None, typer.Option("--ckpt-step", help="The step of the checkpoint [the newest whole one].")] = None,
+    ckpt_step: Annotated[
+        int | None, typer.Option("--ckpt-step", help="The step of the checkpoint [the newest whole one].")
+    ] = None,
     origin: Annotated[
-        pathlib.Path | None, typer.Option("--origin-hf-dir", help="Config and tokenizer from here [the model it came from].")
+        pathlib.Path | None,
+        typer.Option("--origin-hf-dir", help="Config and tokenizer from here [the model it came from]."),
     ] = None,
     profile: Profiles = None,
     force: Force = False,
@@ -80,7 +100,10 @@ def _megatron(words: list[str], profiles: list[str], say: Callable[[str], None])
     for (section, dest), value in layer.items():
         if section != "megatron":
             flag = own.by_dest()[dest].flag if section == "slime" else f"--{section}-{dest.replace('_', '-')}"
-            raise UsageError(f"`slime convert` does not read {flag}", "leave it out: only Megatron's architecture options are passed on")
+            raise UsageError(
+                f"`slime convert` does not read {flag}",
+                "leave it out: only Megatron's architecture options are passed on",
+            )
         found[dest] = value
     for warning in warnings:
         say(f"warning: {warning}")

@@ -13,8 +13,12 @@ class Format(enum.StrEnum):
 
 
 def derive(
-    hf_checkpoint: Annotated[pathlib.Path, typer.Option("--hf-checkpoint", help="Folder of the Hugging Face model, or its config.json.")],
-    format: Annotated[Format, typer.Option("--format", help="A profile in YAML, or flags for a command line.")] = Format.profile,
+    hf_checkpoint: Annotated[
+        pathlib.Path, typer.Option("--hf-checkpoint", help="Folder of the Hugging Face model, or its config.json.")
+    ],
+    format: Annotated[
+        Format, typer.Option("--format", help="A profile in YAML, or flags for a command line.")
+    ] = Format.profile,
 ) -> None:
     """Print the Megatron options that follow from a config.json."""
     import shlex
@@ -28,7 +32,10 @@ def derive(
     args = architecture.megatron_args(config)
     name = architecture.name(config)
     if args is None:
-        raise DataError(f"{folder / 'config.json'}: architecture {name} is not supported", f"supported: {', '.join(sorted(FAMILIES))}")
+        raise DataError(
+            f"{folder / 'config.json'}: architecture {name} is not supported",
+            f"supported: {', '.join(sorted(FAMILIES))}",
+        )
     if format == Format.flags:
         print(shlex.join(architecture.argv(args)))
     else:

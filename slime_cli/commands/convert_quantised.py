@@ -1,4 +1,5 @@
-"""``slime convert hf-to-fp8``, ``fp8-to-bf16``, ``hf-to-int4`` and ``int4-to-bf16``; ``commands.convert`` adds them to its app."""
+"""``slime convert hf-to-fp8``, ``fp8-to-bf16``, ``hf-to-int4`` and ``int4-to-bf16``; ``commands.convert`` adds them to
+its app."""
 
 import pathlib
 from typing import Annotated, Any, Literal
@@ -10,7 +11,11 @@ Save = Annotated[pathlib.Path, typer.Option("--save", help="Folder to write the 
 Force = Annotated[bool, typer.Option("--force", help="Replace the checkpoint that --save holds.")]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option("--ignore", metavar="PATTERN", help="Keep modules: whole parts of a name (layers.0), * for anything; may be repeated."),
+    typer.Option(
+        "--ignore",
+        metavar="PATTERN",
+        help="Keep modules: whole parts of a name (layers.0), * for anything; may be repeated.",
+    ),
 ]
 AGAIN = "An interrupted conversion goes on when the same command is given again."
 
@@ -25,12 +30,17 @@ def hf_to_fp8(
     save: Save,
     strategy: Annotated[
         Literal["block", "channel", "tensor"],
-        typer.Option("--strategy", help="One scale a block (DeepSeek's format), a row or a matrix (compressed-tensors')."),
+        typer.Option(
+            "--strategy", help="One scale a block (DeepSeek's format), a row or a matrix (compressed-tensors')."
+        ),
     ] = "block",
     block_size: Annotated[
-        tuple[int, int] | None, typer.Option("--block-size", help="Rows and columns of a block.", show_default="128 128")
+        tuple[int, int] | None,
+        typer.Option("--block-size", help="Rows and columns of a block.", show_default="128 128"),
     ] = None,
-    scale_fmt: Annotated[Literal["ue8m0"] | None, typer.Option("--scale-fmt", help="Scales rounded up to powers of two.")] = None,
+    scale_fmt: Annotated[
+        Literal["ue8m0"] | None, typer.Option("--scale-fmt", help="Scales rounded up to powers of two.")
+    ] = None,
     ignore: Ignore = None,
     force: Force = False,
 ) -> None:
@@ -41,7 +51,9 @@ def hf_to_fp8(
         if value and strategy != "block":
             raise UsageError(f"{flag} is for --strategy block, not {strategy}", f"leave out {flag}")
     if block_size and min(block_size) < 1:
-        raise UsageError(f"--block-size {block_size[0]} {block_size[1]}: must be at least 1", "SGLang's kernels are made for 128 128")
+        raise UsageError(
+            f"--block-size {block_size[0]} {block_size[1]}: must be at least 1", "SGLang's kernels are made for 128 128"
+        )
     options = {"strategy": strategy, "scale_fmt": scale_fmt, "ignore": tuple(ignore or ())}
     _run(hf_checkpoint, save, force, "ToFp8", **options | ({"block": block_size} if block_size else {}))
 
@@ -54,8 +66,12 @@ def fp8_to_bf16(hf_checkpoint: Checkpoint, save: Save, force: Force = False) -> 
 def hf_to_int4(
     hf_checkpoint: Checkpoint,
     save: Save,
-    group_size: Annotated[int, typer.Option("--group-size", min=1, help="Neighbours with one scale; SGLang takes 32, 64 or 128.")] = 32,
-    symmetric: Annotated[bool, typer.Option("--symmetric/--asymmetric", help="Without or with a zero point for each group.")] = True,
+    group_size: Annotated[
+        int, typer.Option("--group-size", min=1, help="Neighbours with one scale; SGLang takes 32, 64 or 128.")
+    ] = 32,
+    symmetric: Annotated[
+        bool, typer.Option("--symmetric/--asymmetric", help="Without or with a zero point for each group.")
+    ] = True,
     ignore: Ignore = None,
     force: Force = False,
 ) -> None:
@@ -74,7 +90,8 @@ def _run(hf_checkpoint: pathlib.Path, save: pathlib.Path, force: bool, name: str
     from slime_cli.screen import Screen
 
     screen = Screen()
-    needed, looked_at = (checkpoint.CONFIG, checkpoint.WEIGHTS), (checkpoint.TOKENIZER, checkpoint.IDS, checkpoint.TEMPLATE)
+    needed = (checkpoint.CONFIG, checkpoint.WEIGHTS)
+    looked_at = (checkpoint.TOKENIZER, checkpoint.IDS, checkpoint.TEMPLATE)
     checkpoint.require(hf_checkpoint, screen.say, needed, looked_at)
     from slime_cli.weights import number_formats, requantise
 

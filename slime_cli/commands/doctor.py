@@ -121,7 +121,8 @@ def check_memory(minimum: int = 6 * GIB) -> Finding:
     import psutil
 
     memory = psutil.virtual_memory()
-    free, limit = memory.available, _first_word("/sys/fs/cgroup/memory.max")
+    free = memory.available
+    limit = _first_word("/sys/fs/cgroup/memory.max")
     used = _first_word("/sys/fs/cgroup/memory.current")
     if limit and limit.isdigit() and used and used.isdigit():
         free = min(free, int(limit) - int(used))

@@ -13,7 +13,11 @@ from slime_cli.findings import Finding
 from slime_cli.rollout import template
 from slime_cli.weights import whole
 
-FOLDER, CONFIG, TOKENIZER, TEMPLATE, WEIGHTS = "checkpoint", "model config", "tokenizer", "chat template", "weights"
+FOLDER = "checkpoint"
+CONFIG = "model config"
+TOKENIZER = "tokenizer"
+TEMPLATE = "chat template"
+WEIGHTS = "weights"
 IDS = whole.IDS
 """Names of the findings."""
 

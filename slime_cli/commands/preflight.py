@@ -1,7 +1,9 @@
 """What ``slime train`` looks at before it starts anything: model, checkpoints, endpoint, data, users' functions.
 
-``--dry-run`` calls the same :func:`check`, so it refuses what the run would refuse. What is merely not on this machine (a
-folder, a file, a module) it warns of: a launch script is often looked at far from the machine that it is for. Torch-free,
+``--dry-run`` calls the same :func:`check`, so it refuses what the run would refuse. What is merely not on this machine
+(a
+folder, a file, a module) it warns of: a launch script is often looked at far from the machine that it is for.
+Torch-free,
 but for what a user's own module imports.
 """
 
@@ -31,7 +33,15 @@ HOOKS = {
     "custom_pg_loss_reducer_function_path": "pg_loss_reducer",
 }
 """Option -> kind of function; the reward's depends on ``--group-rm``."""
-PATHS = ("hf_checkpoint", "load", "ref_load", "opd_teacher_load", "opd_teacher_url", "rollout_endpoint", "megatron_config_path")
+PATHS = (
+    "hf_checkpoint",
+    "load",
+    "ref_load",
+    "opd_teacher_load",
+    "opd_teacher_url",
+    "rollout_endpoint",
+    "megatron_config_path",
+)
 """Options that name a file or a folder; sources of prompts besides."""
 SOURCES = ("prompt_data", "eval_prompt_data")
 
@@ -46,7 +56,9 @@ def check(resolved: Resolved, run_dir: pathlib.Path, say: Say, planning: bool = 
     opened: list[Any] = []
     lacking = [_lacking(stage) if planning else [] for stage in stages(resolved)]
     for dest, value in dict.fromkeys(pair for pairs in lacking for pair in pairs):
-        if dest != "load" or not resolved.slime["ref_load"]:  # beside that one, it may be a folder that is yet to be made
+        if (
+            dest != "load" or not resolved.slime["ref_load"]
+        ):  # beside that one, it may be a folder that is yet to be made
             say(f"not on this machine: {own.flag(dest)} {value}")
     for look in _looks(resolved, run_dir, say, planning, opened, lacking):
         try:
@@ -147,7 +159,8 @@ def _fits(stage: Resolved, found: dict[str, Any]) -> None:
     """The options are of this model."""
     from slime_cli.commands import train_data
 
-    s, model = stage.slime, stage.slime["hf_checkpoint"]
+    s = stage.slime
+    model = stage.slime["hf_checkpoint"]
     architecture.to_derive(found, stage.megatron, model)
     if s["megatron_config_path"] and s["advantage_estimator"] == "ppo":
         of_critic = roles.read(s["megatron_config_path"], "critic")

@@ -7,7 +7,9 @@ import typer
 
 from slime_cli import plain
 
-app = typer.Typer(no_args_is_help=True, **plain.TYPER, help="Where the time goes: in a run's steps, and inside the engines.")
+app = typer.Typer(
+    no_args_is_help=True, **plain.TYPER, help="Where the time goes: in a run's steps, and inside the engines."
+)
 
 
 @app.command()

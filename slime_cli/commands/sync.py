@@ -1,4 +1,5 @@
-"""``slime sync``: a checkpoint's weights, published as a version, into the engines of an endpoint, proven to be there."""
+"""``slime sync``: a checkpoint's weights, published as a version, into the engines of an endpoint, proven to be
+there."""
 
 import argparse
 import contextlib
@@ -23,11 +24,21 @@ class _Parser(argparse.ArgumentParser):
 def run(argv: list[str]) -> int:
     """Returns the exit code; raises EngineError when an engine holds other weights afterwards."""
     parser = _Parser(prog="slime sync", description=__doc__.replace("``", ""), allow_abbrev=False)
-    parser.add_argument("--load", required=True, metavar="DIR", help="a torch_dist or HF checkpoint, or a published weights/vNNNNNN")
-    parser.add_argument("--rollout-endpoint", required=True, metavar="FILE", help="endpoint.json that serve-rollout wrote")
-    parser.add_argument("--ckpt-step", type=int, metavar="N", help="step of the checkpoint in --load (default: the newest whole one)")
-    parser.add_argument("--publish", metavar="DIR", help="where the version is written (default: weights/ beside endpoint.json)")
-    parser.add_argument("--weight-version", metavar="NAME", help="name that engines report (default: from the checkpoint's step)")
+    parser.add_argument(
+        "--load", required=True, metavar="DIR", help="a torch_dist or HF checkpoint, or a published weights/vNNNNNN"
+    )
+    parser.add_argument(
+        "--rollout-endpoint", required=True, metavar="FILE", help="endpoint.json that serve-rollout wrote"
+    )
+    parser.add_argument(
+        "--ckpt-step", type=int, metavar="N", help="step of the checkpoint in --load (default: the newest whole one)"
+    )
+    parser.add_argument(
+        "--publish", metavar="DIR", help="where the version is written (default: weights/ beside endpoint.json)"
+    )
+    parser.add_argument(
+        "--weight-version", metavar="NAME", help="name that engines report (default: from the checkpoint's step)"
+    )
     args = parser.parse_args(argv)
     if args.weight_version is not None and not _NAME.fullmatch(args.weight_version):
         fix = "letters, digits, hyphens and dots, and a letter or a digit first: it is the name of a folder too"
@@ -62,12 +73,15 @@ def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pat
         raise DataError(f"--load {source}: no such folder", "point at a checkpoint or a published version")
     is_checkpoint = (source / "checkpoint.json").exists() or any(source.glob("iter_*"))
     if args.ckpt_step is not None and not is_checkpoint:
-        raise UsageError(f"--ckpt-step {args.ckpt_step}: --load {source} holds no torch_dist checkpoints", "leave it out")
+        raise UsageError(
+            f"--ckpt-step {args.ckpt_step}: --load {source} holds no torch_dist checkpoints", "leave it out"
+        )
     if (source / "manifest.json").exists():
         check(source)
         return source, args.weight_version or manifests.read(source / "manifest.json", manifests.Weights).version
     root = pathlib.Path(args.publish or pathlib.Path(args.rollout_endpoint).parent / "weights")
-    hf, step = source, 0
+    hf = source
+    step = 0
     if is_checkpoint:
         from slime_cli.weights import convert
 
@@ -91,7 +105,9 @@ def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pat
 
     target = root / version
     if hf.resolve().is_relative_to(target.resolve()):
-        raise UsageError(f"--publish {root}: {target} holds the weights that are to be published", "give another folder")
+        raise UsageError(
+            f"--publish {root}: {target} holds the weights that are to be published", "give another folder"
+        )
     disk.writable(root, "--publish")
     screen.say(f"publishing {source} as {version}")
     with disk.naming(target):

@@ -18,7 +18,9 @@ class _SummaryByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_SummaryByDefault, no_args_is_help=True, **plain.TYPER, help="Summary, ledger and exports of a run.")
+app = typer.Typer(
+    cls=_SummaryByDefault, no_args_is_help=True, **plain.TYPER, help="Summary, ledger and exports of a run."
+)
 
 RunDir = Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="The run's directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

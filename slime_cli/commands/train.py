@@ -36,16 +36,17 @@ def run(argv: list[str]) -> int:
         return _train(resolved, run_dir, warnings, screen, rollouts)
 
 
-def _train(
-    resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], screen, rollouts: dict[str, int]
-) -> int:
+def _train(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], screen, rollouts: dict[str, int]) -> int:
     from slime_cli import resuming
     from slime_cli import run_dir as folders
 
     for warning in warnings:
         screen.warn(warning)
     claimed = folders.claim(resolved, run_dir)
-    screen.say(f"run directory {run_dir}, attempt {claimed.attempt}, on {claimed.hardware['count']} x {claimed.hardware['name']}")
+    screen.say(
+        f"run directory {run_dir}, attempt {claimed.attempt}, on {claimed.hardware['count']} x"
+        f" {claimed.hardware['name']}"
+    )
     finished = run_dir / "summary.json"
     if finished.exists():
         from slime_cli import report

@@ -31,7 +31,8 @@ def check(stages: list[tuple[str, Resolved, Sources]], say: Say) -> dict[str, in
 
 
 def sources(s: dict[str, Any], left_out: Sequence[str] = ()) -> Sources:
-    """Opens the sources of a stage, but for those ``left_out``. Raises UsageError or DataError for one that is unfit."""
+    """Opens the sources of a stage, but for those ``left_out``. Raises UsageError or DataError for one that is
+    unfit."""
     prompts = None if s["prompt_data"] in left_out else prompts_of(s)
     return prompts, evaluations_of(s, left_out)
 
@@ -56,7 +57,8 @@ def _look(
     from slime_cli.rollout.supervised import SupervisedRenderer
     from slime_cli.weights import architecture
 
-    s, policy = stage.slime, stage.slime["loss_type"] != "sft_loss"
+    s = stage.slime
+    policy = stage.slime["loss_type"] != "sft_loss"
     if s["apply_chat_template"] and not policy and not s["rollout_stop"] and not s["rollout_stop_token_ids"]:
         template.require_end(pathlib.Path(model))
     given = stage.sglang.get("context_length") if policy else None
@@ -64,7 +66,8 @@ def _look(
     if policy and context is not None:
         check_lengths(s, context)
     renderer = (Renderer if policy else SupervisedRenderer)(model, RenderOptions.of(s, context), say)
-    skip, epochs = s["on_bad_row"] == "skip", None if s["num_rollout"] is not None else s["num_epoch"]
+    skip = s["on_bad_row"] == "skip"
+    epochs = None if s["num_rollout"] is not None else s["num_epoch"]
     left_out = skip or s["rollout_max_prompt_len"] is not None
     if epochs and left_out and len(prompts) > usable.ROWS:
         say(f"{name}--num-epoch counts the rows that can be used among {len(prompts):,}")
@@ -81,7 +84,8 @@ def _look(
 
 def check_lengths(s: dict, context: int) -> None:
     """The longest prompt and answer must fit the model's context."""
-    prompt, answer = s["rollout_max_prompt_len"] or 1, s["rollout_max_response_len"]
+    prompt = s["rollout_max_prompt_len"] or 1
+    answer = s["rollout_max_response_len"]
     if answer and prompt + answer > context:
         lengths = f"--rollout-max-prompt-len {prompt} + --rollout-max-response-len {answer}"
         raise UsageError(f"{lengths} is more than the model's {context} positions", "lower one of them")

@@ -35,8 +35,8 @@ class Device:
 
 @functools.cache
 def find() -> Device:
-    """The machine's device. ``CUDA_VISIBLE_DEVICES=""`` makes a GPU machine count as a CPU one, as it does for torch.
-    """
+    """The machine's device. ``CUDA_VISIBLE_DEVICES=""`` makes a GPU machine count as a CPU one, as it does for
+    torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible != "" and shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -55,7 +55,9 @@ def prepare_trainer() -> Device:
     if device.kind == "cpu":
         redirect.install()
     else:
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron refuses tensor and context parallelism without
+        os.environ.setdefault(
+            "CUDA_DEVICE_MAX_CONNECTIONS", "1"
+        )  # Megatron refuses tensor and context parallelism without
         if transformer_engine.problem(device.kind) is not None:
             redirect.stand_in_for_transformer_engine()
     return device
@@ -110,7 +112,9 @@ def engine_environment(environment: dict[str, str]) -> dict[str, str]:
         out["PYTHONPATH"] = os.pathsep.join(p for p in (str(CPU_FOLDER), out.get("PYTHONPATH", "")) if p)
         out.setdefault("OMP_NUM_THREADS", "1")
     else:
-        out["NCCL_CUMEM_ENABLE"] = "0"  # what SGLang's own processes use; weight updates over NCCL need both sides equal
+        out["NCCL_CUMEM_ENABLE"] = (
+            "0"  # what SGLang's own processes use; weight updates over NCCL need both sides equal
+        )
     return out
 
 

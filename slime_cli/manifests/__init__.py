@@ -11,9 +11,22 @@ import msgspec
 from slime_cli.manifests.base import POINTER, file_hash, read, read_json, write, write_bytes, write_json
 
 __all__ = [
-    "POINTER", "Checkpoint", "Claim", "Endpoint", "Engine", "Rollout", "Run", "Tensor", "Weights", "file_hash", "read",
-    "read_json", "write", "write_bytes", "write_json",
-]  # fmt: skip
+    "POINTER",
+    "Checkpoint",
+    "Claim",
+    "Endpoint",
+    "Engine",
+    "Rollout",
+    "Run",
+    "Tensor",
+    "Weights",
+    "file_hash",
+    "read",
+    "read_json",
+    "write",
+    "write_bytes",
+    "write_json",
+]
 
 
 class Run(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.run/1", kw_only=True):

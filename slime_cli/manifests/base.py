@@ -1,6 +1,7 @@
 """The on-disk contracts' common part: JSON with a ``schema`` field, written atomically, read strictly.
 
-A manifest is a frozen msgspec struct tagged ``slime.NAME/VERSION``. :func:`write` goes through a temporary file, fsync and
+A manifest is a frozen msgspec struct tagged ``slime.NAME/VERSION``. :func:`write` goes through a temporary file, fsync
+and
 rename, so a reader sees the old manifest or the new one. :func:`read` refuses unknown names, future versions and fields
 that do not fit, with the file's name in the message.
 """
@@ -33,7 +34,8 @@ def fsync_folder(folder: str | os.PathLike) -> None:
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
-    """Atomic, durable replacement of ``path``; its folder is made if need be. Raises EngineError when the disk does not take it."""
+    """Atomic, durable replacement of ``path``; its folder is made if need be. Raises EngineError when the disk does not
+    take it."""
     path = pathlib.Path(path)
     with disk.naming(path):
         _replace(path, data)

@@ -37,7 +37,9 @@ def damage(checkpoint: str | os.PathLike) -> str:
     """What is wrong with a checkpoint folder; an empty string when it is whole."""
     path = pathlib.Path(checkpoint)
     if not (path / MANIFEST).is_file():
-        return f"{MANIFEST} is missing, so it was never written to its end" if path.is_dir() else "there is no such folder"
+        return (
+            f"{MANIFEST} is missing, so it was never written to its end" if path.is_dir() else "there is no such folder"
+        )
     try:
         files = manifests.read(path / MANIFEST, manifests.Checkpoint).files
     except DataError as error:
@@ -51,9 +53,13 @@ def damage(checkpoint: str | os.PathLike) -> str:
 
 
 def complete(
-    path: str | os.PathLike, say: Callable[[str], None] = lambda text: None, step: int | None = None, option: str = "--ckpt-step"
+    path: str | os.PathLike,
+    say: Callable[[str], None] = lambda text: None,
+    step: int | None = None,
+    option: str = "--ckpt-step",
 ) -> pathlib.Path:
-    """The checkpoint folder that ``path`` is, or the newest whole one in it, or the one of ``step``; ``say`` is told of newer ones
+    """The checkpoint folder that ``path`` is, or the newest whole one in it, or the one of ``step``; ``say`` is told of
+    newer ones
     that are not whole, and of a tracker file that says something else.
 
     Raises DataError when there is none.
@@ -64,7 +70,9 @@ def complete(
     if (path / MANIFEST).is_file():
         candidates = [path]
     else:
-        candidates = sorted((p for p in path.glob("iter_*") if p.name[5:].isdigit()), key=lambda p: int(p.name[5:]), reverse=True)
+        candidates = sorted(
+            (p for p in path.glob("iter_*") if p.name[5:].isdigit()), key=lambda p: int(p.name[5:]), reverse=True
+        )
     passed = []
     for candidate in candidates:
         if not (found := damage(candidate)):
@@ -82,9 +90,12 @@ def complete(
 
 def _of_step(path: pathlib.Path, step: int, option: str) -> pathlib.Path:
     root = path.parent if (path / MANIFEST).is_file() else path
-    found, wanted = [i for i in iterations(root) if not damage(folder(root, i))], folder(root, step)
+    found = [i for i in iterations(root) if not damage(folder(root, i))]
+    wanted = folder(root, step)
     if root != path and path != wanted:
-        raise DataError(f"{option} {step}: {path} is the checkpoint of another step", f"leave {option} out, or give {root}")
+        raise DataError(
+            f"{option} {step}: {path} is the checkpoint of another step", f"leave {option} out, or give {root}"
+        )
     if step not in found:
         why = damage(wanted) if wanted.exists() else "there is no such checkpoint"
         have = f"whole ones are there of step {', '.join(map(str, found))}" if found else "no whole checkpoint is there"
@@ -93,7 +104,8 @@ def _of_step(path: pathlib.Path, step: int, option: str) -> pathlib.Path:
 
 
 def _tracker_differs(root: pathlib.Path, taken: pathlib.Path, option: str) -> str:
-    """What to say when Megatron's tracker file does not name the checkpoint that is taken; an empty string when it does."""
+    """What to say when Megatron's tracker file does not name the checkpoint that is taken; an empty string when it
+    does."""
     try:
         text = (root / TRACKER).read_text(errors="replace").strip()
     except OSError as error:

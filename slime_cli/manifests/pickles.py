@@ -25,9 +25,11 @@ _DCP = "torch.distributed.checkpoint.metadata"
 ALLOWED = frozenset(
     f"{module}.{name}"
     for module, names in {
-        _DCP: "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties "
-        "TensorStorageMetadata "
-        "_MEM_FORMAT_ENCODING",
+        _DCP: (
+            "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties "
+            "TensorStorageMetadata "
+            "_MEM_FORMAT_ENCODING"
+        ),
         "torch.distributed.checkpoint.filesystem": "_StorageInfo",
         "torch": "Size device Tensor",
         "torch._utils": "_rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter",
@@ -99,17 +101,20 @@ def _check_format(folder: pathlib.Path) -> None:
 
 def _objects(metadata: Any) -> Iterator[tuple[str, str, int, int]]:
     """Key, file, first byte and length of everything that torch would unpickle: all that is not a tensor's storage."""
-    kinds, storage = getattr(metadata, "state_dict_metadata", None), getattr(metadata, "storage_data", None)
+    kinds = getattr(metadata, "state_dict_metadata", None)
+    storage = getattr(metadata, "storage_data", None)
     if not isinstance(kinds, dict) or not isinstance(storage, dict):
         raise Refused("its .metadata is not what torch writes")
     for index, info in storage.items():
-        key, file = getattr(index, "fqn", None), getattr(info, "relative_path", None)
+        key = getattr(index, "fqn", None)
+        file = getattr(info, "relative_path", None)
         kind = type(
             kinds.get(key) if isinstance(key, str) else None
         )  # of the type: a pickle may give an object any attribute
         if issubclass(kind, StandIn) and kind.name == f"{_DCP}.TensorStorageMetadata":
             continue
-        start, length = getattr(info, "offset", None), getattr(info, "length", None)
+        start = getattr(info, "offset", None)
+        length = getattr(info, "length", None)
         whole = (
             isinstance(start, int)
             and isinstance(length, int)

@@ -1,7 +1,8 @@
 """YAML whose scalars are the characters that were written: how profiles and role files are read.
 
 YAML 1.1 takes ``12:30`` for 750, ``010`` for 8, ``on`` for true, ``2026-01-01`` for a date and ``1e-6`` for text. Here
-nothing is guessed: what a scalar means is for the option that it is given to (:func:`slime_cli.options.spec.from_yaml`).
+nothing is guessed: what a scalar means is for the option that it is given to
+(:func:`slime_cli.options.spec.from_yaml`).
 A key that is there twice in a map is an error.
 """
 

@@ -73,8 +73,10 @@ def evaluation_sets(slime: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _batch(slime: dict[str, Any], megatron: dict[str, Any], found: dict) -> None:
     """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout: three give the fourth."""
-    prompts, group = slime["rollout_batch_size"], slime["n_samples_per_prompt"]
-    steps, batch = slime["num_steps_per_rollout"], megatron.get("global_batch_size")
+    prompts = slime["rollout_batch_size"]
+    group = slime["n_samples_per_prompt"]
+    steps = slime["num_steps_per_rollout"]
+    batch = megatron.get("global_batch_size")
     if any(number is not None and number < 1 for number in (prompts, group, steps, batch)):
         return
     if prompts and batch is None:

@@ -1,4 +1,5 @@
-"""Names of the advantage estimators, by what they have in common. Imports nothing: options and the trainer both read it."""
+"""Names of the advantage estimators, by what they have in common. Imports nothing: options and the trainer both read
+it."""
 
 GROUP_RELATIVE = ("grpo", "gspo", "cispo")
 """One advantage for all tokens of a response, from its group's rewards; these differ in their policy loss."""

@@ -85,7 +85,8 @@ def from_argv(argv: list[str], command: str) -> tuple[Layer, list[str]]:
         if key in layer and option.action == "append":
             value = layer[key] + value
         elif key in layer and layer[key] != value:
-            now, before = _shown(value), _shown(layer[key])
+            now = _shown(value)
+            before = _shown(layer[key])
             overridden[key] = f"{flag} is given more than once: the last one holds, {now}; before it was {before}"
         layer[key] = value
     if refused:
@@ -183,10 +184,12 @@ def from_map(maps: dict[str, Any], where: str) -> Layer:
 def _entry(section: str, name: str, place: str) -> Option:
     """The option that a profile's key names."""
     if section == "slime":
-        option, names = own.by_flag().get(f"--{name}"), [flag[2:] for flag in own.by_flag()]
+        option = own.by_flag().get(f"--{name}")
+        names = [flag[2:] for flag in own.by_flag()]
     else:
         table = catalogue.load(section)
-        option, names = table.by_flag.get(table.by_key.get(name, "")), list(table.by_key)
+        option = table.by_flag.get(table.by_key.get(name, ""))
+        names = list(table.by_key)
     if option is None:
         if section == "slime" and f"--{name}" in NOT_YET:
             raise UsageError(f"{place} is not an option here", NOT_YET[f"--{name}"])

@@ -11,7 +11,9 @@ _LOOP = "slime's own loop decides when to stop: --num-rollout or --num-epoch"
 _DATA = "slime feeds the trainer from its rollouts: --prompt-data"
 _MEGATRON_RL = "it belongs to Megatron's own RL loop, which slime does not run"
 _EVAL = "slime evaluates by generating answers: --eval-interval with --eval-prompt-data"
-_WRITER = "leave it out: --async-save forks Megatron's writer for each checkpoint, whose memory is the state of that moment"
+_WRITER = (
+    "leave it out: --async-save forks Megatron's writer for each checkpoint, whose memory is the state of that moment"
+)
 _SAMPLING = "each request says how it samples, as log-probabilities are compared: --rollout-temperature and its kind"
 _WORKERS = "slime registers its engines with the router itself"
 
@@ -37,7 +39,9 @@ MANAGED: dict[str, dict[str, str]] = {
         "eval_global_batch_size": _EVAL,
         "eval_micro_batch_size": _EVAL,
         "save_interval": "use --save-interval, which slime counts in rollout steps",
-        "save_retain_interval": "use --keep-checkpoints: Megatron would remove the checkpoint that a killed run resumes from",
+        "save_retain_interval": (
+            "use --keep-checkpoints: Megatron would remove the checkpoint that a killed run resumes from"
+        ),
         "use_persistent_ckpt_worker": _WRITER,
         "async_strategy": _WRITER,
         "async_ckpt_cpu_priority": _WRITER,

@@ -3,21 +3,26 @@
 An estimate for planning, printed by ``--dry-run``: the parts that grow with the model and the layout. Activations other
 than the logits, fragmentation, communication buffers and CUDA contexts are not in it. GB below are 2**30 bytes.
 
-Parameters of one layer, with hidden h, heads a, key-value heads g, head size d, feed-forward f, ranks r of latent attention:
+Parameters of one layer, with hidden h, heads a, key-value heads g, head size d, feed-forward f, ranks r of latent
+attention:
   attention  2*h*a*d + 2*h*g*d; latent: h*r_q + r_q*a*(d + d_rope) (h*a*(d + d_rope) without r_q)
              + h*(r_kv + d_rope) + r_kv*a*(d + d_v) + a*d_v*h
   norms      2*h (+ 2*d with qk-layernorm; latent: r_q + r_kv)
   feed-forward 3*h*f with SwiGLU, else 2*h*f; in layers of experts 3*h*f_shared + h*E, and E * 3*h*f_expert
 Embedding V*h, twice if untied; one final norm h.
 
-One rank holds layers/pp; attention, feed-forward and embeddings /tp; experts /ep and /expert tp (tp unless given). On the first or
+One rank holds layers/pp; attention, feed-forward and embeddings /tp; experts /ep and /expert tp (tp unless given). On
+the first or
 last pipeline stage:
   weights w (2 in bf16 or fp16, else 4) + gradients 4 + Adam's two moments 8 + fp32 master copy 4 if w is 2
-  bytes a parameter, optimizer bytes /(dp * cp) with --use-distributed-optimizer, those of experts / their own data parallel
+  bytes a parameter, optimizer bytes /(dp * cp) with --use-distributed-optimizer, those of experts / their own data
+  parallel
   size; the critic of ppo once more;
-  logits: those of a chunk of response tokens, twice (themselves and their gradient). Kept copies (reference, teacher) are in
+  logits: those of a chunk of response tokens, twice (themselves and their gradient). Kept copies (reference, teacher)
+  are in
   the host's memory.
-One engine device: weights w_e/tp_e, and a token's keys and values: 2 * layers * max(g/tp_e, 1) * d * w_e bytes, of latent
+One engine device: weights w_e/tp_e, and a token's keys and values: 2 * layers * max(g/tp_e, 1) * d * w_e bytes, of
+latent
 attention layers * (r_kv + d_rope) * w_e.
 """
 
@@ -45,7 +50,8 @@ class Shape:
     """Of a layer, as the two below."""
     norms: int
     cached: int
-    """Numbers that an engine keeps of a token in a layer; split by tensor parallelism as far as ``heads_cached`` goes."""
+    """Numbers that an engine keeps of a token in a layer; split by tensor parallelism as far as ``heads_cached``
+    goes."""
     heads_cached: int
     dense: int
     """Feed-forwards, shared experts and routers of all layers."""
@@ -63,29 +69,46 @@ class Shape:
 
 def shape(m: dict[str, Any]) -> Shape | None:
     """From Megatron's options by dest; None when they do not say enough."""
-    h, heads, layers, vocab = (m.get(name) or 0 for name in ("hidden_size", "num_attention_heads", "num_layers", "vocab_size"))
+    h, heads, layers, vocab = (
+        m.get(name) or 0 for name in ("hidden_size", "num_attention_heads", "num_layers", "vocab_size")
+    )
     if not (h and heads and layers and vocab):
         return None
-    latent, d = m.get("multi_latent_attention"), m.get("kv_channels") or h // heads
+    latent = m.get("multi_latent_attention")
+    d = m.get("kv_channels") or h // heads
     groups = m.get("num_query_groups") or heads
     if latent:
-        d, rope, value, kv = (m.get(n) or 0 for n in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "kv_lora_rank"))
+        d, rope, value, kv = (
+            m.get(n) or 0 for n in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "kv_lora_rank")
+        )
         q = m.get("q_lora_rank") or 0
         queries = h * q + q * heads * (d + rope) if q else h * heads * (d + rope)
         attention = queries + h * (kv + rope) + kv * heads * (d + value) + heads * value * h
-        norms, cached, groups = 2 * h + q + kv, kv + rope, 1
+        norms = 2 * h + q + kv
+        cached = kv + rope
+        groups = 1
     else:
         attention = 2 * h * heads * d + 2 * h * groups * d
-        norms, cached = 2 * h + (2 * d if m.get("qk_layernorm") else 0), 2 * groups * d
-    wide, count = 3 if m.get("swiglu") else 2, m.get("num_experts") or 0
+        norms = 2 * h + (2 * d if m.get("qk_layernorm") else 0)
+        cached = 2 * groups * d
+    wide = 3 if m.get("swiglu") else 2
+    count = m.get("num_experts") or 0
     sparse = _layers_of_experts(m.get("moe_layer_freq", 1), layers) if count else 0
     feed_forward = wide * h * (m.get("ffn_hidden_size") or 4 * h)
     shared = wide * h * (m.get("moe_shared_expert_intermediate_size") or 0) + h * count
     each = wide * h * (m.get("moe_ffn_hidden_size") or m.get("ffn_hidden_size") or 4 * h)
     return Shape(
-        layers=layers, h=h, vocab=vocab, tied=not m.get("untie_embeddings_and_output_weights"), attention=attention, norms=norms,
-        cached=cached, heads_cached=groups, dense=(layers - sparse) * feed_forward + sparse * shared, experts=sparse * count * each,
-    )  # fmt: skip
+        layers=layers,
+        h=h,
+        vocab=vocab,
+        tied=not m.get("untie_embeddings_and_output_weights"),
+        attention=attention,
+        norms=norms,
+        cached=cached,
+        heads_cached=groups,
+        dense=(layers - sparse) * feed_forward + sparse * shared,
+        experts=sparse * count * each,
+    )
 
 
 def _layers_of_experts(pattern: Any, layers: int) -> int:
@@ -111,8 +134,10 @@ def estimate(resolved: Resolved, derived: dict[str, Any] | None = None) -> dict[
 
 
 def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, int]:
-    megatron, slime = resolved.megatron, resolved.slime
-    tp, pp = sizes["tp"], sizes["pp"]
+    megatron = resolved.megatron
+    slime = resolved.slime
+    tp = sizes["tp"]
+    pp = sizes["pp"]
     part = -(-model.layers // pp) / model.layers
     ends = model.embeddings if pp == 1 else model.vocab * model.h
     split = model.layers * model.attention + model.dense
@@ -144,7 +169,8 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
 
 
 def _engine(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, int]:
-    slime, tp = resolved.slime, sizes["engine_tp"]
+    slime = resolved.slime
+    tp = sizes["engine_tp"]
     width = 4 if resolved.sglang.get("dtype") == "float32" else 2
     per_token = model.layers * model.cached // min(tp, model.heads_cached) * width
     per_sample = (slime["rollout_max_prompt_len"] or 0) + (slime["rollout_max_response_len"] or 0)

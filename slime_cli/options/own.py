@@ -28,7 +28,8 @@ def _names(flag: str, action: str) -> str:
 def _row(group: str, flag: str, type: str, default: Any, help: str, **more: Any) -> OwnOption:
     action = "store"
     if type == "flag":
-        type, action = "bool", "store_false" if default else "store_true"
+        type = "bool"
+        action = "store_false" if default else "store_true"
     return OwnOption(
         dest=_names(flag, action),
         flags=(flag,),
@@ -51,14 +52,37 @@ _CLUSTER = (
 _MODEL = (
     ("--hf-checkpoint", "str", None, "Folder of the Hugging Face model: engine weights, tokenizer and chat template."),
     ("--load", "str", None, "Checkpoint folder to start or resume the trainer from."),
-    ("--ckpt-step", "int", None, "Step of the checkpoint in --load to start from; the newest whole one when not given."),
-    ("--on-damaged-checkpoint", "str", "fail", "What a resume does when its newest checkpoint is damaged: it ends, or goes back to the newest whole one.",
-     {"choices": ("fail", "rollback")}),  # fmt: skip
+    (
+        "--ckpt-step",
+        "int",
+        None,
+        "Step of the checkpoint in --load to start from; the newest whole one when not given.",
+    ),
+    (
+        "--on-damaged-checkpoint",
+        "str",
+        "fail",
+        "What a resume does when its newest checkpoint is damaged: it ends, or goes back to the newest whole one.",
+        {"choices": ("fail", "rollback")},
+    ),
     ("--ref-load", "str", None, "Checkpoint of the reference model; also the start when --load holds none yet."),
     ("--save", "str", None, "Folder for the trainer's checkpoints; in it, one for each stage where there are several."),
     ("--save-interval", "int", None, "Rollout steps between two checkpoints."),
-    ("--keep-checkpoints", "int", 2, "Checkpoints to keep, the newest; the one that became the reference stays besides."),
-    ("--save-hf", "str", None, "Folder for Hugging Face exports, {rollout_id} in it becomes the rollout's number; in it, one for each stage where there are several."),
+    (
+        "--keep-checkpoints",
+        "int",
+        2,
+        "Checkpoints to keep, the newest; the one that became the reference stays besides.",
+    ),
+    (
+        "--save-hf",
+        "str",
+        None,
+        (
+            "Folder for Hugging Face exports, {rollout_id} in it becomes the rollout's number; in it, one for each"
+            " stage where there are several."
+        ),
+    ),
 )
 _ROLLOUT = (
     ("--num-rollout", "int", None, "Rollout steps to run."),
@@ -85,10 +109,18 @@ _ROLLOUT = (
         "--max-groups-without-progress",
         "int",
         128,
-        "Groups in a row of which none is accepted, or prompts of an evaluation, after which the run ends with the reasons.",
+        (
+            "Groups in a row of which none is accepted, or prompts of an evaluation, after which the run ends with the"
+            " reasons."
+        ),
     ),
     ("--dynamic-sampling-filter-path", "str", None, "Function that decides whether a finished group is kept."),
-    ("--custom-generate-function-path", "str", None, "Function that generates a sample, or the list that it fans out into: turns, tools, agents."),
+    (
+        "--custom-generate-function-path",
+        "str",
+        None,
+        "Function that generates a sample, or the list that it fans out into: turns, tools, agents.",
+    ),
     ("--sglang-server-concurrency", "int", 512, "Requests in flight for each engine."),
     ("--sglang-router-ip", "str", "127.0.0.1", "Address that the router listens on."),
     ("--sglang-router-port", "int", None, "Port that the router listens on; any free one when not given."),
@@ -107,22 +139,54 @@ _DATA = (
     ("--tool-key", "str", "tools", "Field of a row that lists tools for the chat template."),
     ("--apply-chat-template", "flag", False, "Render the prompt's messages with the tokenizer's chat template."),
     ("--apply-chat-template-kwargs", "json", {}, "JSON object of extra arguments for the chat template."),
-    ("--special-tokens-in-data", "str", None,
-     "Control tokens in a row's own text: taken as text (with a chat template), refused (without), or allowed as control tokens.",
-     {"choices": ("text", "refuse", "allow")}),
-    ("--on-bad-row", "str", "fail", "Whether a row that cannot be used ends the run or is counted and passed over.",
-     {"choices": ("fail", "skip")}),
-)  # fmt: skip
+    (
+        "--special-tokens-in-data",
+        "str",
+        None,
+        (
+            "Control tokens in a row's own text: taken as text (with a chat template), refused (without), or allowed as"
+            " control tokens."
+        ),
+        {"choices": ("text", "refuse", "allow")},
+    ),
+    (
+        "--on-bad-row",
+        "str",
+        "fail",
+        "Whether a row that cannot be used ends the run or is counted and passed over.",
+        {"choices": ("fail", "skip")},
+    ),
+)
 _BATCH = (
     ("--num-steps-per-rollout", "int", None, "Optimizer steps on each rollout; the global batch size follows from it."),
     ("--use-dynamic-batch-size", "flag", False, "Pack samples into micro-batches by their tokens."),
     ("--max-tokens-per-gpu", "int", None, "Tokens that one rank takes in a packed micro-batch."),
-    ("--balance-data", "flag", False, "Hand micro-batches out so that data-parallel ranks have even FLOPs (Karmarkar-Karp)."),
-    ("--balance-by-flops", "flag", False, "Pack for even FLOPs instead of full micro-batches; --max-tokens-per-gpu still holds."),
-    ("--log-probs-chunk-size", "int", None, "Response tokens projected onto the vocabulary at once; as many as fit 256 MiB."),
-    ("--oversize", "str", "isolate", "A sample above the token cap goes alone, is dropped, or ends the run.",
-     {"choices": ("isolate", "drop", "fail")}),
-)  # fmt: skip
+    (
+        "--balance-data",
+        "flag",
+        False,
+        "Hand micro-batches out so that data-parallel ranks have even FLOPs (Karmarkar-Karp).",
+    ),
+    (
+        "--balance-by-flops",
+        "flag",
+        False,
+        "Pack for even FLOPs instead of full micro-batches; --max-tokens-per-gpu still holds.",
+    ),
+    (
+        "--log-probs-chunk-size",
+        "int",
+        None,
+        "Response tokens projected onto the vocabulary at once; as many as fit 256 MiB.",
+    ),
+    (
+        "--oversize",
+        "str",
+        "isolate",
+        "A sample above the token cap goes alone, is dropped, or ends the run.",
+        {"choices": ("isolate", "drop", "fail")},
+    ),
+)
 _REWARD = (
     ("--rm-type", "str", None, "Built-in reward by name; a row's metadata can name another."),
     ("--rm-url", "str", None, "Reward service that --rm-type remote_rm asks."),
@@ -145,81 +209,240 @@ _EVAL = (
     ("--skip-eval-before-train", "flag", False, "Do not evaluate before the first step."),
 )
 _ALGORITHM = (
-    ("--loss-type", "str", "policy_loss", "Reinforcement learning, supervised training on the rows' answers, or a function of yours.",
-     {"choices": ("policy_loss", "sft_loss", "custom_loss")}),
-    ("--custom-loss-function-path", "str", None, "Function that --loss-type custom_loss calls in the policy loss's place."),
-    ("--stop-at-loss", "float", None, "End a supervised stage after the first rollout whose mean loss is not above this."),
-    ("--advantage-estimator", "str", "grpo", "How rewards become advantages, and the policy loss that goes with it.",
-     {"choices": ESTIMATORS}),
-    ("--custom-advantage-function-path", "str", None, "Function that computes advantages and returns in the estimator's place."),
-    ("--custom-pg-loss-reducer-function-path", "str", None, "Function that says how the policy loss is summed over tokens."),
+    (
+        "--loss-type",
+        "str",
+        "policy_loss",
+        "Reinforcement learning, supervised training on the rows' answers, or a function of yours.",
+        {"choices": ("policy_loss", "sft_loss", "custom_loss")},
+    ),
+    (
+        "--custom-loss-function-path",
+        "str",
+        None,
+        "Function that --loss-type custom_loss calls in the policy loss's place.",
+    ),
+    (
+        "--stop-at-loss",
+        "float",
+        None,
+        "End a supervised stage after the first rollout whose mean loss is not above this.",
+    ),
+    (
+        "--advantage-estimator",
+        "str",
+        "grpo",
+        "How rewards become advantages, and the policy loss that goes with it.",
+        {"choices": ESTIMATORS},
+    ),
+    (
+        "--custom-advantage-function-path",
+        "str",
+        None,
+        "Function that computes advantages and returns in the estimator's place.",
+    ),
+    (
+        "--custom-pg-loss-reducer-function-path",
+        "str",
+        None,
+        "Function that says how the policy loss is summed over tokens.",
+    ),
     ("--disable-grpo-std-normalization", "flag", True, "Do not divide a group's rewards by their spread (Dr. GRPO)."),
     ("--disable-rewards-normalization", "flag", True, "Take rewards as advantages without comparing within the group."),
-    ("--normalize-advantages", "flag", False, "Whiten advantages over the global batch; always so with reinforce_plus_plus*."),
+    (
+        "--normalize-advantages",
+        "flag",
+        False,
+        "Whiten advantages over the global batch; always so with reinforce_plus_plus*.",
+    ),
     ("--gamma", "float", 1.0, "Discount of a reward for each token before it (reinforce_plus_plus, ppo)."),
     ("--lambd", "float", 1.0, "Decay of generalised advantage estimation (ppo)."),
     ("--eps-clip", "float", 0.2, "How far the probability ratio may fall below 1."),
     ("--eps-clip-high", "float", None, "How far the ratio may rise above 1; --eps-clip."),
-    ("--eps-clip-c", "float", None, "Dual clip: bound on the loss of a negative advantage, in multiples of it; above 1."),
-    ("--kl-coef", "float", 0.0, "Divergence from the reference that is taken off each token's reward (not for grpo, gspo, cispo)."),
+    (
+        "--eps-clip-c",
+        "float",
+        None,
+        "Dual clip: bound on the loss of a negative advantage, in multiples of it; above 1.",
+    ),
+    (
+        "--kl-coef",
+        "float",
+        0.0,
+        "Divergence from the reference that is taken off each token's reward (not for grpo, gspo, cispo).",
+    ),
     ("--use-kl-loss", "flag", False, "Add the divergence from the reference model to the loss."),
     ("--kl-loss-coef", "float", 0.0, "Weight of that divergence."),
-    ("--kl-loss-type", "str", "k1", "Estimator of the divergence, in the loss and in the reward.",
-     {"choices": ("k1", "k2", "k3", "low_var_kl")}),
+    (
+        "--kl-loss-type",
+        "str",
+        "k1",
+        "Estimator of the divergence, in the loss and in the reward.",
+        {"choices": ("k1", "k2", "k3", "low_var_kl")},
+    ),
     ("--use-unbiased-kl", "flag", False, "Weight that divergence by the probability ratio to the old policy."),
     ("--entropy-coef", "float", 0.0, "Weight of the entropy bonus."),
     ("--value-clip", "float", 0.2, "How far a value may move from the one before the step (ppo)."),
     ("--num-critic-only-steps", "int", 0, "Rollouts at the start that train the critic alone (ppo)."),
-    ("--only-train-params-name-list", "str", None, "Patterns (regular expressions) of the parameters to train; all others are frozen.",
-     {"nargs": "+"}),
-    ("--freeze-params-name-list", "str", None, "Patterns (regular expressions) of parameters that stay as they are.", {"nargs": "+"}),
+    (
+        "--only-train-params-name-list",
+        "str",
+        None,
+        "Patterns (regular expressions) of the parameters to train; all others are frozen.",
+        {"nargs": "+"},
+    ),
+    (
+        "--freeze-params-name-list",
+        "str",
+        None,
+        "Patterns (regular expressions) of parameters that stay as they are.",
+        {"nargs": "+"},
+    ),
     ("--reset-optimizer-states", "flag", False, "Forget Adam's moments before each rollout's steps."),
-    ("--use-stateless-adam", "flag", False, "Adam that keeps no moments: every step is its first, and there is no memory for them."),
-    ("--on-nan-gradient", "str", "fail", "A gradient that is not finite ends the run, or its step is skipped and counted.",
-     {"choices": ("fail", "skip")}),
-    ("--ref-update-interval", "int", None, "Rollouts after which the policy becomes its own reference; never when not given."),
+    (
+        "--use-stateless-adam",
+        "flag",
+        False,
+        "Adam that keeps no moments: every step is its first, and there is no memory for them.",
+    ),
+    (
+        "--on-nan-gradient",
+        "str",
+        "fail",
+        "A gradient that is not finite ends the run, or its step is skipped and counted.",
+        {"choices": ("fail", "skip")},
+    ),
+    (
+        "--ref-update-interval",
+        "int",
+        None,
+        "Rollouts after which the policy becomes its own reference; never when not given.",
+    ),
     ("--megatron-config-path", "str", None, "YAML with Megatron options by role: the critic's."),
-)  # fmt: skip
+)
 _OFF_POLICY = (
     ("--use-rollout-logprobs", "flag", False, "Take the engine's log-probabilities as those of the old policy."),
-    ("--get-mismatch-metrics", "flag", False, "Measure how far the engine's policy is from the trainer's before the first step."),
-    ("--max-logprob-diff", "float", None, "Mean log-probability difference between engine and trainer, in nats a token, that ends a run; 0.5, with a generate function of yours none."),
-    ("--update-weights-interval", "int", 1, "Rollouts after which the engines get new weights; before an evaluation and at the end, always."),
-    ("--keep-old-actor", "flag", False, "Keep the weights that the engines hold, and take the old policy's log-probabilities from them."),
-    ("--use-top-p-replay", "flag", False, "Take log-probabilities among the tokens that top-p and top-k left to choose from."),
-    ("--use-opsm", "flag", False, "Leave out samples with a negative advantage that the policy has moved away from already."),
+    (
+        "--get-mismatch-metrics",
+        "flag",
+        False,
+        "Measure how far the engine's policy is from the trainer's before the first step.",
+    ),
+    (
+        "--max-logprob-diff",
+        "float",
+        None,
+        (
+            "Mean log-probability difference between engine and trainer, in nats a token, that ends a run; 0.5, with a"
+            " generate function of yours none."
+        ),
+    ),
+    (
+        "--update-weights-interval",
+        "int",
+        1,
+        "Rollouts after which the engines get new weights; before an evaluation and at the end, always.",
+    ),
+    (
+        "--keep-old-actor",
+        "flag",
+        False,
+        "Keep the weights that the engines hold, and take the old policy's log-probabilities from them.",
+    ),
+    (
+        "--use-top-p-replay",
+        "flag",
+        False,
+        "Take log-probabilities among the tokens that top-p and top-k left to choose from.",
+    ),
+    (
+        "--use-opsm",
+        "flag",
+        False,
+        "Leave out samples with a negative advantage that the policy has moved away from already.",
+    ),
     ("--opsm-delta", "float", 1e-4, "Mean log-probability gap above which --use-opsm leaves a sample out."),
     ("--use-tis", "flag", False, "Weight the policy loss by the ratio of the trainer's old policy to the engine's."),
-    ("--tis-level", "str", "token", "Take that ratio at a token, over the sample, or as the sample's geometric mean.",
-     {"choices": ("token", "sequence", "geometric")}),
-    ("--tis-mode", "str", "clip", "Bound it above, within both bounds, or leave out what is outside them (IcePop).",
-     {"choices": ("truncate", "clip", "mask")}),
+    (
+        "--tis-level",
+        "str",
+        "token",
+        "Take that ratio at a token, over the sample, or as the sample's geometric mean.",
+        {"choices": ("token", "sequence", "geometric")},
+    ),
+    (
+        "--tis-mode",
+        "str",
+        "clip",
+        "Bound it above, within both bounds, or leave out what is outside them (IcePop).",
+        {"choices": ("truncate", "clip", "mask")},
+    ),
     ("--tis-clip", "float", 2.0, "Upper bound of that ratio."),
     ("--tis-clip-low", "float", 0.0, "Lower bound of that ratio."),
     ("--tis-batch-normalize", "flag", False, "Scale the weights so that their mean over the global batch is 1."),
     ("--custom-tis-function-path", "str", None, "Function that weighs the tokens in place of the options above."),
     ("--use-rs", "flag", False, "Reject what the two policies disagree about too much."),
-    ("--rs-level", "str", "token", "Compare at a token, over the sample, or as the sample's geometric mean.",
-     {"choices": ("token", "sequence", "geometric")}),
+    (
+        "--rs-level",
+        "str",
+        "token",
+        "Compare at a token, over the sample, or as the sample's geometric mean.",
+        {"choices": ("token", "sequence", "geometric")},
+    ),
     ("--rs-lower-bound", "float", 0.5, "Ratio below which --use-rs rejects."),
     ("--rs-upper-bound", "float", 2.0, "Ratio above which --use-rs rejects."),
     ("--rs-veto-threshold", "float", None, "Reject a whole sample when one token's ratio is below this."),
-    ("--use-routing-replay", "flag", False, "Send tokens to the experts that the old policy's pass chose, in every step of the rollout."),
-    ("--use-rollout-routing-replay", "flag", False, "Send tokens to the experts that the engine chose, in every pass of the policy."),
-    ("--use-opd", "flag", False, "On-policy distillation: take the gap to a teacher's log-probabilities off the advantage."),
+    (
+        "--use-routing-replay",
+        "flag",
+        False,
+        "Send tokens to the experts that the old policy's pass chose, in every step of the rollout.",
+    ),
+    (
+        "--use-rollout-routing-replay",
+        "flag",
+        False,
+        "Send tokens to the experts that the engine chose, in every pass of the policy.",
+    ),
+    (
+        "--use-opd",
+        "flag",
+        False,
+        "On-policy distillation: take the gap to a teacher's log-probabilities off the advantage.",
+    ),
     ("--opd-kl-coef", "float", 1.0, "Weight of that gap."),
-    ("--opd-type", "str", None, "What the teacher is: an SGLang endpoint, or weights in Megatron; follows from which of the two is given.",
-     {"choices": ("sglang", "megatron")}),
+    (
+        "--opd-type",
+        "str",
+        None,
+        "What the teacher is: an SGLang endpoint, or weights in Megatron; follows from which of the two is given.",
+        {"choices": ("sglang", "megatron")},
+    ),
     ("--opd-teacher-load", "str", None, "Megatron checkpoint of the teacher: same architecture as the policy."),
-    ("--opd-teacher-url", "str", None, "SGLang endpoint of the teacher, http://HOST:PORT/generate, or a serve-rollout's endpoint.json."),
-    ("--opd-teacher-timeout", "float", 120.0, "Seconds after which one request to the teacher is tried again, or given up and counted."),
-)  # fmt: skip
+    (
+        "--opd-teacher-url",
+        "str",
+        None,
+        "SGLang endpoint of the teacher, http://HOST:PORT/generate, or a serve-rollout's endpoint.json.",
+    ),
+    (
+        "--opd-teacher-timeout",
+        "float",
+        120.0,
+        "Seconds after which one request to the teacher is tried again, or given up and counted.",
+    ),
+)
 _RUN = (
     ("--run-dir", "str", None, "Folder of the run: run.json, journal, rollouts, metrics, trace."),
     ("--trace", "str", "on", "Whether spans are recorded.", {"choices": ("on", "off")}),
     ("--keep-rollouts", "int", None, "Rollout folders to keep, the newest; all when not given."),
-    ("--drop-rollouts", "int", None, "Rollout ids of batches that an interrupted run made, and that are dropped in place of being trained.",
-     {"nargs": "+"}),
+    (
+        "--drop-rollouts",
+        "int",
+        None,
+        "Rollout ids of batches that an interrupted run made, and that are dropped in place of being trained.",
+        {"nargs": "+"},
+    ),
 )
 _SETTLED = (
     ("--train-backend", "str", "megatron", "The trainer; Megatron is the only one.", {"choices": ("megatron",)}),
@@ -260,7 +483,8 @@ OWN_OVER_MEGATRON = {
 
 NATIVE_DEFAULTS: dict[str, dict[str, Any]] = {
     "megatron": {"micro_batch_size": 1, "lr": 1e-6, "dist_ckpt_optim_fully_reshardable": True},
-    # A model's generation_config.json may name a temperature, a cut or a penalty. What asks for a chat completion would be
+    # A model's generation_config.json may name a temperature, a cut or a penalty. What asks for a chat completion would
+    # be
     # sampled with them, and the trainer would compare its log-probabilities with those of another distribution.
     "sglang": {"sampling_defaults": "openai"},
     "router": {

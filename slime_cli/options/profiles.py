@@ -22,9 +22,21 @@ KINDS = ("runs", "models")
 STAGE_NAME = re.compile(r"\w([\w .:+=-]{0,61}[\w:+=-])?")
 """A stage's name is a folder in the run directory, and stands in messages and file names."""
 RUNS_OWN = {
-    "run.json", "summary.json", "metrics.jsonl", "reward.png", "endpoint.json", "endpoint.claim.json", "logs", "model", "trace",
-    "journal.sqlite", "rollouts", "checkpoints", "weights", "eval",
-}  # fmt: skip
+    "run.json",
+    "summary.json",
+    "metrics.jsonl",
+    "reward.png",
+    "endpoint.json",
+    "endpoint.claim.json",
+    "logs",
+    "model",
+    "trace",
+    "journal.sqlite",
+    "rollouts",
+    "checkpoints",
+    "weights",
+    "eval",
+}
 """What else is in a run directory."""
 
 
@@ -79,7 +91,9 @@ def load(name: str) -> Profile:
         where = f"{path}: stage {number + 1}"
         _check_keys(stage, (*SECTIONS, "name"), where)
         from_map(stage, where)
-        named.append({**stage, "name": _stage_name(stage.get("name"), number, [other["name"] for other in named], where)})
+        named.append(
+            {**stage, "name": _stage_name(stage.get("name"), number, [other["name"] for other in named], where)}
+        )
     return Profile(name, path, str(content.get("description", "")).strip(), from_map(content, str(path)), tuple(named))
 
 

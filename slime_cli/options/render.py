@@ -38,9 +38,11 @@ def _options(resolved: Resolved, verbose: bool) -> Any:
 def _named(section: str, dest: str, value: Any) -> tuple[str, str]:
     """An option's flag in slime's spelling and its value as text; flags are given or not, whatever they store."""
     if section == "slime":
-        option, prefix = own.by_dest()[dest], "--"
+        option = own.by_dest()[dest]
+        prefix = "--"
     else:
-        option, prefix = catalogue.load(section).option_for(dest, value), catalogue.PREFIXES[section]
+        option = catalogue.load(section).option_for(dest, value)
+        prefix = catalogue.PREFIXES[section]
     if option.takes_value:
         return prefix + option.flag[2:], _value(value)
     if option.action == "boolean_optional":

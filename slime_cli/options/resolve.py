@@ -78,11 +78,13 @@ class Resolved:
 def resolve(argv: Sequence[str], profiles: Sequence[str] = (), command: str = "train") -> Resolved:
     """Resolves a command line (without the command's name and ``--profile``) over profiles, later over earlier."""
     build = _Build.defaults()
-    stages, stage_file = (), ""
+    stages = ()
+    stage_file = ""
     for profile in map(load_profile, profiles):
         build.lay(profile.layer, f"profile {profile.name}")
         if profile.stages:
-            stages, stage_file = profile.stages, str(profile.path)
+            stages = profile.stages
+            stage_file = str(profile.path)
     layer, warnings = from_argv(list(argv), command)
     build.lay(layer, "flag")
     empty = Resolved({}, {}, {}, {}, {}, stages, command, tuple(profiles), tuple(argv), tuple(warnings), stage_file)
@@ -95,7 +97,8 @@ def args_namespace(resolved: Resolved) -> types.SimpleNamespace:
 
 
 EXCLUDES = {("slime", "rollout_endpoint"): ("slime", "colocate")}
-"""Option -> another that it takes back where a lower layer gave it: a run of a colocating profile can be pointed at engines."""
+"""Option -> another that it takes back where a lower layer gave it: a run of a colocating profile can be pointed at
+engines."""
 
 
 @dataclass

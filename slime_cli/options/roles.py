@@ -19,11 +19,15 @@ ROLES = ("critic",)
 
 
 def read(path: str, role: str) -> dict[str, Any]:
-    """Options by dest that the file gives ``role``; none when it does not name it. Raises UsageError for what does not fit."""
+    """Options by dest that the file gives ``role``; none when it does not name it. Raises UsageError for what does not
+    fit."""
     content = characters.read(path, f"--megatron-config-path {path}")
     entries = content.get("megatron") if isinstance(content, dict) and set(content) == {"megatron"} else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UsageError(f"--megatron-config-path {path}: must hold `megatron:` with a list of maps", "each with `role:` and Megatron options")
+        raise UsageError(
+            f"--megatron-config-path {path}: must hold `megatron:` with a list of maps",
+            "each with `role:` and Megatron options",
+        )
     roles = [entry.get("role") for entry in entries]
     if unknown := [r for r in roles if r not in ROLES]:
         raise UsageError(f"--megatron-config-path {path}: role {unknown[0]!r}", f"roles are {', '.join(ROLES)}")

@@ -1,12 +1,18 @@
-"""Where prompts enter generation and answers leave it: what may pass, and what an answer's text is to whoever judges it.
+"""Where prompts enter generation and answers leave it: what may pass, and what an answer's text is to whoever judges
+it.
 
-Made once a stage; the generator and the supervised stage ask it. Invariants: no token id beyond the model's embedding reaches an
-engine (one ends SGLang's scheduler) or a batch; every sample that goes on can be stored and trained; its tokens are as sampled,
+Made once a stage; the generator and the supervised stage ask it. Invariants: no token id beyond the model's embedding
+reaches an
+engine (one ends SGLang's scheduler) or a batch; every sample that goes on can be stored and trained; its tokens are as
+sampled,
 its ``response`` is the answer's text without what ends a turn, whatever ``--rollout-skip-special-tokens`` says.
 
-What ends a turn: the end-of-sequence and padding tokens of tokenizer and generation config, what the chat template puts after an
-assistant's text, and the special tokens among ``--rollout-stop-token-ids``. Texts that the user named as a stop are another
-matter: a format reward looks for ``</answer>``, so they stay in ``response``, and only the built-in graders that compare
+What ends a turn: the end-of-sequence and padding tokens of tokenizer and generation config, what the chat template puts
+after an
+assistant's text, and the special tokens among ``--rollout-stop-token-ids``. Texts that the user named as a stop are
+another
+matter: a format reward looks for ``</answer>``, so they stay in ``response``, and only the built-in graders that
+compare
 a whole text do without them (:func:`slime_cli.rollout.rewards.without_stops`).
 """
 
@@ -36,7 +42,8 @@ class Boundary:
     @classmethod
     def of(cls, tokenizer: Any, model: str, rows: int, args: Any, columns: tuple[str, ...] = ()) -> "Boundary":
         """``model``: the HF folder, for its generation config. ``args``: options by dest."""
-        named, special = args.rollout_stop_token_ids or [], special_ids(tokenizer)
+        named = args.rollout_stop_token_ids or []
+        special = special_ids(tokenizer)
         ends = turn_ends(tokenizer, model) | {i for i in named if i in special}
 
         def text(token: int) -> str:
@@ -64,10 +71,11 @@ class Boundary:
         if self.rows is not None and not 0 <= min(tokens) <= max(tokens) < self.rows:
             wrong = next(i for i in tokens if not 0 <= i < self.rows)
             raise RowError(
-                row, "beyond_vocabulary",
+                row,
+                "beyond_vocabulary",
                 f"it has token {wrong}{self._name(wrong)}, and the model's embedding has {self.rows} rows",
                 "the tokenizer has more tokens than the model: take the model's own, or pass --on-bad-row skip",
-            )  # fmt: skip
+            )
 
     def _name(self, token: int) -> str:
         return "" if self.tokenizer is None or token < 0 else f" ({self.tokenizer.convert_ids_to_tokens(token)!r})"
@@ -97,7 +105,8 @@ class Boundary:
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """Tokens that no text of a user is meant to become. ``</think>`` and the marks of tool calls are none in most models."""
+    """Tokens that no text of a user is meant to become. ``</think>`` and the marks of tool calls are none in most
+    models."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
 

@@ -33,9 +33,12 @@ class Rendered:
 
     def fill(self, sample: Sample) -> None:
         """Makes a leased sample the example."""
-        sample.tokens, sample.response_length = self.tokens + self.answer, len(self.answer)
-        sample.response, sample.loss_mask = self.response, None if self.mask is None else list(self.mask)
-        sample.status, sample.reward = Status.COMPLETED, 0.0
+        sample.tokens = self.tokens + self.answer
+        sample.response_length = len(self.answer)
+        sample.response = self.response
+        sample.loss_mask = None if self.mask is None else list(self.mask)
+        sample.status = Status.COMPLETED
+        sample.reward = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +91,9 @@ class Renderer:
     """One tokenizer with a stage's options."""
 
     def __init__(self, checkpoint: str, options: RenderOptions, say: Callable[[str], None] | None = None):
-        self.options, self.say, self.apply = options, say, options.apply_chat_template
+        self.options = options
+        self.say = say
+        self.apply = options.apply_chat_template
         self._looked_for: set[str] = set()
         """What a row had and a template may leave out."""
         self.tokenizer = load(checkpoint)
@@ -188,19 +193,23 @@ class Renderer:
         return messages
 
     def _say_what_is_left_out(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None) -> None:
-        """Once for tools and for calls of them, at the first row that has some: a template that knows of neither leaves them out."""
+        """Once for tools and for calls of them, at the first row that has some: a template that knows of neither leaves
+        them out."""
         without_calls = [{key: value for key, value in m.items() if key != "tool_calls"} for m in messages]
         looked = {
             "tools": (tools, messages, None),
             "tool calls": (any(m.get("tool_calls") for m in messages), without_calls, tools),
-        }  # fmt: skip
+        }
         for what, (there, other_messages, other_tools) in looked.items():
             if not there or self.say is None or what in self._looked_for:
                 continue
             self._looked_for.add(what)
             with contextlib.suppress(RowError):  # what is wrong with the row is said where it is rendered
                 if self._render(row, messages, tools, False) == self._render(row, other_messages, other_tools, False):
-                    self.say(f"warning: {row.where}: the chat template writes no {what}: the model neither sees nor learns them")
+                    self.say(
+                        f"warning: {row.where}: the chat template writes no {what}: the model neither sees nor learns"
+                        " them"
+                    )
 
     def _render(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None, generate: bool) -> str:
         kwargs = self.options.template_kwargs | ({"tools": tools} if tools else {})

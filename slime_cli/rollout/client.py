@@ -17,10 +17,13 @@ _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status
 
 
 class RouterClient:
-    """One for a run. ``alive`` is asked before a retry, so that a dead fleet ends a run at once instead of a retry storm."""
+    """One for a run. ``alive`` is asked before a retry, so that a dead fleet ends a run at once instead of a retry
+    storm."""
 
     def __init__(self, router_url: str, in_flight: int, alive=lambda: None):
-        self.url, self.alive, self.in_flight = router_url, alive, in_flight
+        self.url = router_url
+        self.alive = alive
+        self.in_flight = in_flight
         # aiohttp, not httpx: httpx's pool looks at every connection for every request, which at hundreds in flight took
         # more time than the engine. It never reads proxy variables unless asked to.
         self._http: aiohttp.ClientSession | None = None
@@ -88,12 +91,16 @@ def fill(sample: Sample, prompt_tokens: list[int], answer: dict[str, Any]) -> No
 
     The trained token ids are the sampled ones, never a re-tokenised text, and each has the log-probability of itself.
     """
-    meta, ids = answer["meta_info"], answer["output_ids"]
+    meta = answer["meta_info"]
+    ids = answer["output_ids"]
     scored = meta.get("output_token_logprobs")
     if scored is None or len(scored) != len(ids) or any(entry[1] != token for entry, token in zip(scored, ids)):
-        raise EngineError(f"sample {sample.index}: {len(ids)} tokens but log-probabilities for {scored and len(scored)}")
+        raise EngineError(
+            f"sample {sample.index}: {len(ids)} tokens but log-probabilities for {scored and len(scored)}"
+        )
     sample.tokens = prompt_tokens + ids
-    sample.response, sample.response_length = answer["text"], len(ids)
+    sample.response = answer["text"]
+    sample.response_length = len(ids)
     sample.rollout_log_probs = [entry[0] for entry in scored]
     sample.weight_versions.append(str(meta.get("weight_version")))
     sample.status = _STATUS.get(meta["finish_reason"]["type"], Status.FAILED)
@@ -115,5 +122,9 @@ def fill_routed_experts(sample: Sample, answer: dict[str, Any], shape: list[int]
     chosen = np.frombuffer(base64.b64decode(encoded), "<i4")
     expected = (len(sample.tokens) - 1) * shape[0] * shape[1]
     if len(chosen) != expected or not 0 <= chosen.min(initial=0) <= chosen.max(initial=0) < 2**15:
-        raise EngineError(f"sample {sample.index}: {len(chosen)} chosen experts for {len(sample.tokens)} tokens of {shape}, not {expected}")
-    sample.rollout_routed_experts, sample.routed_experts_shape = chosen.astype("<i2").tobytes(), list(shape)
+        raise EngineError(
+            f"sample {sample.index}: {len(chosen)} chosen experts for {len(sample.tokens)} tokens of {shape}, not"
+            f" {expected}"
+        )
+    sample.rollout_routed_experts = chosen.astype("<i2").tobytes()
+    sample.routed_experts_shape = list(shape)

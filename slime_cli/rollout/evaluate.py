@@ -1,6 +1,7 @@
 """Evaluation: every prompt of a held-out source, answered and graded, nothing journalled and nothing trained.
 
-An execution counts once: where it fans out its reward is the mean over its siblings; where it fails, its reward is 0 and its
+An execution counts once: where it fans out its reward is the mean over its siblings; where it fails, its reward is 0
+and its
 reason is counted. An evaluation in which every one failed has no result: it ends the run with the reasons.
 """
 
@@ -18,23 +19,31 @@ from slime_cli.errors import DataError
 from slime_cli.rollout.generate import Generator, side_by_side
 
 
-async def evaluate(name: str, source, generator: Generator, render: Callable, progress: Callable[[int], None]) -> dict[str, Any]:
+async def evaluate(
+    name: str, source, generator: Generator, render: Callable, progress: Callable[[int], None]
+) -> dict[str, Any]:
     """Figures of one evaluation set: mean reward, its standard error over prompts, truncation, failures by reason."""
     a: types.SimpleNamespace = generator.args
     params = generator.sampling_params() | {
-        "temperature": a.eval_temperature, "top_p": a.eval_top_p, "max_new_tokens": a.eval_max_response_len,
-    }  # fmt: skip
+        "temperature": a.eval_temperature,
+        "top_p": a.eval_top_p,
+        "max_new_tokens": a.eval_max_response_len,
+    }
     n = a.n_samples_per_eval_prompt
     streak = generator.failures.streak(f"prompts of evaluation {name}")
     failures: collections.Counter[str] = collections.Counter()
 
     async def one(i: int) -> tuple[list[float], list[Sample]]:
-        """The rewards of a prompt's executions, none when it is too long, and the samples of those that did not fail."""
+        """The rewards of a prompt's executions, none when it is too long, and the samples of those that did not
+        fail."""
         row = source[i]
         rendered = render(row)
         if rendered is None:
             return [], []
-        leased = [Sample(index=i * n + k, group_index=i, prompt=rendered.text, label=row.label, metadata=dict(row.metadata)) for k in range(n)]
+        leased = [
+            Sample(index=i * n + k, group_index=i, prompt=rendered.text, label=row.label, metadata=dict(row.metadata))
+            for k in range(n)
+        ]
         samples, failed = await generator.answered(Group(i, row, rendered, [], leased), params)
         progress(1)
         lost = collections.Counter(failed.values())
@@ -55,22 +64,29 @@ async def evaluate(name: str, source, generator: Generator, render: Callable, pr
         streak.end()
     mean, error = mean_over_prompts(rewards_PN)
     return {
-        "dataset": name, "prompts": len(rewards_PN), "samples": len(samples), "executions": sum(map(len, rewards_PN)),
-        "reward_mean": mean, "reward_standard_error": error,
+        "dataset": name,
+        "prompts": len(rewards_PN),
+        "samples": len(samples),
+        "executions": sum(map(len, rewards_PN)),
+        "reward_mean": mean,
+        "reward_standard_error": error,
         "truncated_ratio": sum(s.status is Status.TRUNCATED for s in samples) / len(samples),
-        "failures": dict(failures), "left_out": len(rows) - len(rewards_PN),
-    }  # fmt: skip
+        "failures": dict(failures),
+        "left_out": len(rows) - len(rewards_PN),
+    }
 
 
 def mean_over_prompts(rewards_PN: list[list[float]]) -> tuple[float, float | None]:
     """Mean over all executions of P prompts, and its standard error; None for one prompt, which says nothing of others.
 
-    Answers to one prompt are not independent (at temperature 0 they are the same), prompts are: the error is the linearised one
+    Answers to one prompt are not independent (at temperature 0 they are the same), prompts are: the error is the
+    linearised one
     of a ratio of two sums over prompts, which is the spread of the prompts' means where each has as many answers.
     """
     sizes_P = np.array([len(values) for values in rewards_PN], np.float64)
     sums_P = np.array([sum(values) for values in rewards_PN], np.float64)
-    count, mean = len(sizes_P), sums_P.sum() / sizes_P.sum()
+    count = len(sizes_P)
+    mean = sums_P.sum() / sizes_P.sum()
     if count < 2:
         return float(mean), None
     return float(mean), float(np.sqrt(count / (count - 1) * np.square(sums_P - mean * sizes_P).sum()) / sizes_P.sum())

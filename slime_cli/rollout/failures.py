@@ -1,7 +1,10 @@
-"""What goes wrong while answers are made and judged: the first of each kind is shown at once, and a loop that gets nowhere ends.
+"""What goes wrong while answers are made and judged: the first of each kind is shown at once, and a loop that gets
+nowhere ends.
 
-One for a stage; the generator and evaluation report to it. Invariants: a failure costs its execution and is counted by its
-reason; the run ends with those counts after ``--max-groups-without-progress`` groups in a row of which none was accepted,
+One for a stage; the generator and evaluation report to it. Invariants: a failure costs its execution and is counted by
+its
+reason; the run ends with those counts after ``--max-groups-without-progress`` groups in a row of which none was
+accepted,
 whatever the reasons.
 """
 
@@ -29,7 +32,8 @@ class Failures:
     """``say`` prints a text as it is."""
 
     def __init__(self, limit: int = 128, say: Callable[[str], None] = print):
-        self.limit, self.say = limit, say
+        self.limit = limit
+        self.say = say
         self.first: dict[str, str] = {}
         """Detail of the first failure by reason."""
         self._shown: set[tuple[str, str]] = set()
@@ -59,12 +63,14 @@ class Streak:
     """Groups, or prompts of an evaluation, since the last one that came to something."""
 
     def __init__(self, failures: Failures, unit: str):
-        self.failures, self.unit = failures, unit
+        self.failures = failures
+        self.unit = unit
         self.length = 0
         self.dropped: collections.Counter[str] = collections.Counter()
 
     def settle(self, accepted: bool, dropped: collections.Counter[str]) -> None:
-        """``dropped``: the executions that this one lost, by reason. Raises DataError when the streak is as long as it may be."""
+        """``dropped``: the executions that this one lost, by reason. Raises DataError when the streak is as long as it
+        may be."""
         if accepted:
             self.length = 0
             self.dropped.clear()
@@ -76,6 +82,8 @@ class Streak:
 
     def end(self) -> None:
         raise DataError(
-            f"not one of {self.length} {self.unit} in a row was of use; lost by reason: {self.failures.told(self.dropped)}",
-            f"fix the cause, and the same command resumes; {OPTION} {self.failures.limit} is how many may be lost in a row",
+            f"not one of {self.length} {self.unit} in a row was of use; lost by reason:"
+            f" {self.failures.told(self.dropped)}",
+            f"fix the cause, and the same command resumes; {OPTION} {self.failures.limit} is how many may be lost in"
+            " a row",
         )

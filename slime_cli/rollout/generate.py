@@ -1,8 +1,11 @@
 """One rollout: groups generated and rewarded concurrently, each journalled as it finishes, until enough are accepted.
 
-The custom function may fan one execution out into several samples. It is trained whole or dropped whole: when it has no sample,
-or generation or reward of one sibling fails, the execution is dropped for the reason of the first that failed. What a user's
-function raises for one sample, or returns unfit for training, costs that execution; what it raises for a group ends the run.
+The custom function may fan one execution out into several samples. It is trained whole or dropped whole: when it has no
+sample,
+or generation or reward of one sibling fails, the execution is dropped for the reason of the first that failed. What a
+user's
+function raises for one sample, or returns unfit for training, costs that execution; what it raises for a group ends the
+run.
 """
 
 import asyncio
@@ -41,12 +44,24 @@ class Generator:
     """Turns leased groups into rewarded ones. ``args`` is what hooks get."""
 
     def __init__(
-        self, args: types.SimpleNamespace, client: RouterClient, rewards: RewardPool, routed_experts_shape: list[int] | None = None,
-        teacher: Teacher | None = None, *, boundary: Boundary | None = None, failures: Failures | None = None,
-    ):  # fmt: skip
-        """``routed_experts_shape``: layers and experts a token, where the engines are to say which experts they chose."""
-        self.args, self.client, self.rewards, self.routed_experts_shape = args, client, rewards, routed_experts_shape
-        self.teacher, self.boundary = teacher, boundary or Boundary()
+        self,
+        args: types.SimpleNamespace,
+        client: RouterClient,
+        rewards: RewardPool,
+        routed_experts_shape: list[int] | None = None,
+        teacher: Teacher | None = None,
+        *,
+        boundary: Boundary | None = None,
+        failures: Failures | None = None,
+    ):
+        """``routed_experts_shape``: layers and experts a token, where the engines are to say which experts they
+        chose."""
+        self.args = args
+        self.client = client
+        self.rewards = rewards
+        self.routed_experts_shape = routed_experts_shape
+        self.teacher = teacher
+        self.boundary = boundary or Boundary()
         self.failures = failures or Failures()
         self.streak = self.failures.streak("groups")
         path = args.custom_generate_function_path
@@ -58,14 +73,21 @@ class Generator:
     def sampling_params(self) -> dict[str, Any]:
         a = self.args
         return {
-            "temperature": a.rollout_temperature, "top_p": a.rollout_top_p, "top_k": a.rollout_top_k,
-            "max_new_tokens": a.rollout_max_response_len, "stop": a.rollout_stop, "stop_token_ids": a.rollout_stop_token_ids,
-            "skip_special_tokens": a.rollout_skip_special_tokens, "no_stop_trim": True, "spaces_between_special_tokens": False,
-        }  # fmt: skip
+            "temperature": a.rollout_temperature,
+            "top_p": a.rollout_top_p,
+            "top_k": a.rollout_top_k,
+            "max_new_tokens": a.rollout_max_response_len,
+            "stop": a.rollout_stop,
+            "stop_token_ids": a.rollout_stop_token_ids,
+            "skip_special_tokens": a.rollout_skip_special_tokens,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        }
 
     async def rollout(self, buffer: DataBuffer, rollout_id: int, progress: Callable[[int], None]) -> Result:
         """``rollout_batch_size`` accepted groups. Groups accepted beyond that are kept for the next rollout."""
-        need, dropped = self.args.rollout_batch_size, collections.Counter()
+        need = self.args.rollout_batch_size
+        dropped = collections.Counter()
         accepted: list[Group] = []
 
         async def one(group: Group) -> None:
@@ -85,7 +107,8 @@ class Generator:
         return Result(accepted[:need], dropped)
 
     async def _group(self, group: Group, journal) -> collections.Counter[str]:
-        """Finishes the group's pending executions, or drops them: how many by reason. All of it is dropped where none of it is to be
+        """Finishes the group's pending executions, or drops them: how many by reason. All of it is dropped where none
+        of it is to be
         trained, and nothing of it is left in ``finished``."""
         whole, failed = await self.answered(group)
         journal.finish(whole)
@@ -102,29 +125,41 @@ class Generator:
     async def _refusal(self, samples: list[Sample]) -> str | None:
         """Why the group is left out; None when it stays."""
         if not any(sample.trained for sample in samples):
-            self.failures.show(Failure("nothing_to_train", f"group {samples[0].group_index}: every token of its samples is masked"))
+            self.failures.show(
+                Failure("nothing_to_train", f"group {samples[0].group_index}: every token of its samples is masked")
+            )
             return "nothing_to_train"
         return await self._verdict(samples) if self.filter else None
 
     async def _verdict(self, samples: list[Sample]) -> str | None:
-        """The filter's. It gets copies: the journal has the samples by now, and what it changed would be lost in a resume."""
+        """The filter's. It gets copies: the journal has the samples by now, and what it changed would be lost in a
+        resume."""
         copies = [dataclasses.replace(sample, metadata=dict(sample.metadata)) for sample in samples]
         where = f"{FILTER}: {hooks.place_of(self.filter)}"
         try:
             verdict = await hooks.awaited(self.filter(self.args, [*copies]))
         except Exception as error:
-            raise UsageError(f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}") from error
+            raise UsageError(
+                f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}"
+            ) from error
         if not hooks.unchanged(samples, copies):
-            raise UsageError(f"{where} changed a sample", "change it in the reward function, which comes before and whose changes stay")
+            raise UsageError(
+                f"{where} changed a sample",
+                "change it in the reward function, which comes before and whose changes stay",
+            )
         keep = hooks.plain_or_none(getattr(verdict, "keep", verdict))
         if not isinstance(keep, bool | int | float):
             said = "None" if verdict is None else f"{type(verdict).__name__} {verdict!r:.100}"
-            raise UsageError(f"{where} returned {said}", "return whether the group is kept, True or False, or an object with keep and reason")
+            raise UsageError(
+                f"{where} returned {said}",
+                "return whether the group is kept, True or False, or an object with keep and reason",
+            )
         return None if keep else f"filter_{' '.join(str(getattr(verdict, 'reason', None) or 'rejected').split())}"
 
     async def answered(self, group: Group, params: dict[str, Any] | None = None) -> tuple[list[Sample], dict[int, str]]:
         """Rewarded samples of the group's pending executions, whole ones, and why the others failed, by index."""
-        failed, training = {}, params is None
+        failed = {}
+        training = params is None
 
         def fail(index: int, failure: Failure) -> None:
             failed.setdefault(index, failure.reason)
@@ -174,17 +209,25 @@ class Generator:
     async def generate(self, group: Group, params: dict[str, Any] | None = None) -> list[list[Sample] | Failure]:
         """Responses for the group's pending samples: one request for all of them, or the custom function for each.
 
-        What each of them ended in, in order: itself, or the siblings that the function fanned it out into. ``params`` are those of
+        What each of them ended in, in order: itself, or the siblings that the function fanned it out into. ``params``
+        are those of
         an evaluation. Raises DataError for a prompt that the model can't take.
         """
-        training, params = params is None, params or self.sampling_params()
+        training = params is None
+        params = params or self.sampling_params()
         if not group.pending:
             return []
         self.boundary.prompt(group.row, group.rendered.tokens)
         if self.custom:
-            return await side_by_side(self._custom(sample, params, group.rendered.tokens, not training) for sample in group.pending)
+            return await side_by_side(
+                self._custom(sample, params, group.rendered.tokens, not training) for sample in group.pending
+            )
         replay = training and self.args.use_top_p_replay and self.args.rollout_top_k > 0
-        body = {"input_ids": group.rendered.tokens, "sampling_params": params | {"n": len(group.pending)}, "return_logprob": True}
+        body = {
+            "input_ids": group.rendered.tokens,
+            "sampling_params": params | {"n": len(group.pending)},
+            "return_logprob": True,
+        }
         body |= nucleus.request(self.args.rollout_top_k) if replay else {}
         shape = self.routed_experts_shape if training else None
         if shape:
@@ -197,7 +240,9 @@ class Generator:
                 nucleus.fill(sample, answer, self.args.rollout_top_p)
         return [[sample] for sample in group.pending]
 
-    async def _custom(self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int], evaluation: bool) -> list[Sample] | Failure:
+    async def _custom(
+        self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int], evaluation: bool
+    ) -> list[Sample] | Failure:
         given = dataclasses.replace(leased, tokens=list(prompt_tokens), metadata=dict(leased.metadata))
         optional = hooks.accepted(self.custom, evaluation=evaluation)
         try:

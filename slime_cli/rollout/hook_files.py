@@ -1,7 +1,9 @@
 """A user's file as a module. Files of different folders that import a neighbour of the same name each get their own.
 
-Called by :mod:`.hooks` alone. Invariants: a folder is a package under a private name, so that relative imports work too; in its
-modules ``import helpers`` means the folder's ``helpers``, unless that name is Python's, an installed library's or slime's; what can be
+Called by :mod:`.hooks` alone. Invariants: a folder is a package under a private name, so that relative imports work
+too; in its
+modules ``import helpers`` means the folder's ``helpers``, unless that name is Python's, an installed library's or
+slime's; what can be
 imported by everybody from the same file is imported once, under its usual name.
 """
 
@@ -41,7 +43,9 @@ def run(file: pathlib.Path) -> ModuleType:
 
 
 def _package(folder: pathlib.Path) -> str:
-    name = f"slime_hook_{re.sub('[^0-9A-Za-z_]', '_', folder.name)}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    name = (
+        f"slime_hook_{re.sub('[^0-9A-Za-z_]', '_', folder.name)}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    )
     if name not in _FOLDERS:
         _FOLDERS[name] = str(folder)
         sys.modules[name] = ModuleType(name, "The folder of a hook.")
@@ -66,14 +70,19 @@ class _Finder:
 
 
 class _Loader(SourceFileLoader):
-    """Gives a module an ``import`` statement that looks into its folder first: Python takes it from the module's builtins."""
+    """Gives a module an ``import`` statement that looks into its folder first: Python takes it from the module's
+    builtins."""
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__dict__["__builtins__"] = vars(builtins) | {"__import__": functools.partial(_import, self.name.partition(".")[0])}
+        module.__dict__["__builtins__"] = vars(builtins) | {
+            "__import__": functools.partial(_import, self.name.partition(".")[0])
+        }
         super().exec_module(module)
 
 
-def _import(package: str, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> ModuleType:
+def _import(
+    package: str, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+) -> ModuleType:
     top = name.partition(".")[0]
     if level or not _is_neighbour(_FOLDERS[package], top):
         return builtins.__import__(name, globals, locals, fromlist, level)

@@ -31,7 +31,8 @@ class Call:
     optional: tuple[str, ...] = ()
     """Keywords passed only when the signature has them (see :func:`accepted`)."""
     form: str = "sync"
-    """``async``: must be a coroutine function; ``sync``: must not be; ``either``. A plain wrapper around a coroutine function can
+    """``async``: must be a coroutine function; ``sync``: must not be; ``either``. A plain wrapper around a coroutine
+    function can
     be any of them, so that what it returns is looked at when it is called."""
 
     def __str__(self) -> str:
@@ -88,9 +89,11 @@ def load(path: str, kind: str) -> Callable[..., Any]:
 
 
 def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
-    """What the generate function ``where`` returned for ``leased``: a Sample, or the list it fanned out into (maybe empty).
+    """What the generate function ``where`` returned for ``leased``: a Sample, or the list it fanned out into (maybe
+    empty).
 
-    Each as a copy that has the execution's identity, whatever the function wrote there, and plain values where it left arrays.
+    Each as a copy that has the execution's identity, whatever the function wrote there, and plain values where it left
+    arrays.
     UsageError for anything else; ValueError for a status that there is not.
     """
     found = result if isinstance(result, list) else [result]
@@ -122,17 +125,20 @@ OTHER_LISTS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "routed
 
 
 def _plain_fields(sample: Sample) -> dict[str, Any]:
-    """The fields that functions like to fill with arrays, tensors or numbers of their kinds, and the status as one of ours."""
+    """The fields that functions like to fill with arrays, tensors or numbers of their kinds, and the status as one of
+    ours."""
     lists = {name: getattr(sample, name) for name in ("tokens", *PER_TOKEN, *OTHER_LISTS)}
     out = {name: None if values is None else [_number(v) for v in _list(values)] for name, values in lists.items()}
     if out["loss_mask"] is not None:
         out["loss_mask"] = [int(value) if value in (0, 1) else value for value in out["loss_mask"]]
     versions = [str(version) for version in sample.weight_versions]
     return out | {
-        "remove_sample": bool(sample.remove_sample), "status": Status(sample.status), "weight_versions": versions,
+        "remove_sample": bool(sample.remove_sample),
+        "status": Status(sample.status),
+        "weight_versions": versions,
         "response_length": _number(sample.response_length),
         **{name: _plain(sample, name) for name in ("metadata", "response", "label", "prompt")},
-    }  # fmt: skip
+    }
 
 
 def _plain(sample: Sample, name: str) -> Any:
@@ -161,7 +167,8 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def may_be_async(function: Callable[..., Any]) -> bool:
-    """Also for a plain function that ``functools.wraps`` one that :func:`is_async`: it returns a coroutine, or has run it."""
+    """Also for a plain function that ``functools.wraps`` one that :func:`is_async`: it returns a coroutine, or has run
+    it."""
     while isinstance(function, functools.partial):
         function = function.func
     return is_async(function) or is_async(inspect.unwrap(function))
@@ -173,7 +180,8 @@ async def awaited(result: Any) -> Any:
 
 
 def guarded(path: str, kind: str) -> Callable[..., Any]:
-    """:func:`load`, for what is called for many samples at once and can't fail for one: an exception is a UsageError that
+    """:func:`load`, for what is called for many samples at once and can't fail for one: an exception is a UsageError
+    that
     names the user's file and line, and so is a coroutine in place of a result."""
     return _guarded(f"{kind} hook {path!r}", load(path, kind))
 
@@ -185,10 +193,14 @@ def _guarded(where: str, function: Callable[..., Any]) -> Callable[..., Any]:
         except SlimeError:
             raise
         except Exception as error:
-            raise UsageError(f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}") from error
+            raise UsageError(
+                f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}"
+            ) from error
         if inspect.iscoroutine(result):
             result.close()
-            raise UsageError(f"{where}: {place_of(function)} must not be async", "it returned a coroutine, not a result")
+            raise UsageError(
+                f"{where}: {place_of(function)} must not be async", "it returned a coroutine, not a result"
+            )
         return _guarded(where, result) if inspect.isfunction(result) else result
 
     return call
@@ -262,7 +274,8 @@ def _broken(where: str, error: BaseException) -> UsageError:
 
 
 def _check_call(path: str, kind: str, function: Any) -> None:
-    call, where = KINDS[kind], f"{kind} hook {path!r}"
+    call = KINDS[kind]
+    where = f"{kind} hook {path!r}"
     if not callable(function):
         raise UsageError(f"{where}: it is {type(function).__name__}, not a function", f"slime calls {call}")
     try:

@@ -1,9 +1,13 @@
 """What top-p and top-k left to choose from at each token, and the probability of the choice among them.
 
-Stock SGLang samples from the cut distribution and reports log-probabilities of the whole one. It can list the tokens that
-were left (``return_sampling_mask``), but its router drops that field of a request; so the cut is made again here, from the
-``--rollout-top-k`` most likely tokens, which both pass on. Whatever top-p leaves is among those. The numbers are the sampler's
-own, rounded to float32 once more on their way: a token on the very edge of the mass may be judged otherwise than it was, but
+Stock SGLang samples from the cut distribution and reports log-probabilities of the whole one. It can list the tokens
+that
+were left (``return_sampling_mask``), but its router drops that field of a request; so the cut is made again here, from
+the
+``--rollout-top-k`` most likely tokens, which both pass on. Whatever top-p leaves is among those. The numbers are the
+sampler's
+own, rounded to float32 once more on their way: a token on the very edge of the mass may be judged otherwise than it
+was, but
 trainer and rollout then judge it alike, and the sampled token is always in.
 """
 
@@ -21,19 +25,25 @@ def request(top_k: int) -> dict[str, Any]:
 
 
 def cut(log_probs_K: np.ndarray, top_p: float) -> np.ndarray:
-    """bool [K] over the most likely tokens in falling order: SGLang keeps those before which at most ``top_p`` has gone."""
+    """bool [K] over the most likely tokens in falling order: SGLang keeps those before which at most ``top_p`` has
+    gone."""
     p_K = np.exp(log_probs_K.astype(np.float32))
     return np.cumsum(p_K, dtype=np.float32) - p_K <= np.float32(top_p)
 
 
 def fill(sample: Sample, answer: dict[str, Any], top_p: float) -> None:
-    """Gives ``sample`` (see :func:`slime_cli.rollout.client.fill`, which comes first) the tokens kept at each of its positions,
+    """Gives ``sample`` (see :func:`slime_cli.rollout.client.fill`, which comes first) the tokens kept at each of its
+    positions,
     and its ``rollout_log_probs`` anew, among them."""
     tops = answer["meta_info"].get("output_top_logprobs")
     sampled = sample.tokens[len(sample.tokens) - sample.response_length :]
     if tops is None or len(tops) != len(sampled):
-        raise EngineError(f"sample {sample.index}: {len(sampled)} tokens but the most likely tokens of {tops and len(tops)}")
-    ids, offsets, log_probs = [], [0], []
+        raise EngineError(
+            f"sample {sample.index}: {len(sampled)} tokens but the most likely tokens of {tops and len(tops)}"
+        )
+    ids = []
+    offsets = [0]
+    log_probs = []
     for token, log_prob, top in zip(sampled, sample.rollout_log_probs, tops):
         values_K = np.array([entry[0] for entry in top], np.float64)
         kept = {entry[1]: value for entry, value, stays in zip(top, values_K, cut(values_K, top_p)) if stays}
@@ -41,4 +51,6 @@ def fill(sample: Sample, answer: dict[str, Any], top_p: float) -> None:
         ids += kept
         offsets.append(len(ids))
         log_probs.append(float(log_prob - np.logaddexp.reduce(list(kept.values()))))
-    sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets, sample.rollout_log_probs = ids, offsets, log_probs
+    sample.rollout_top_p_token_ids = ids
+    sample.rollout_top_p_token_offsets = offsets
+    sample.rollout_log_probs = log_probs

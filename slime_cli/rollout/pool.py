@@ -100,7 +100,8 @@ class Lost(Exception):
 
     def __init__(self, failure: RewardFailure, loading: bool):
         super().__init__(failure)
-        self.failure, self.loading = failure, loading
+        self.failure = failure
+        self.loading = loading
 
 
 def encode(message: Any) -> bytes:
@@ -110,7 +111,8 @@ def encode(message: Any) -> bytes:
 
 def decode(buffer: bytearray) -> list[Any]:
     """Takes the whole messages off the front of ``buffer``."""
-    out, place = [], 0
+    out = []
+    place = 0
     while len(buffer) - place >= LENGTH.size:
         (size,) = LENGTH.unpack_from(buffer, place)
         if len(buffer) - place - LENGTH.size < size:
@@ -144,20 +146,26 @@ class Worker:
     async def run(self, message: bytes, queue: Queue, jobs: list[Job], timeout: float, start_timeout: float) -> None:
         """Sends a chunk; resolves the jobs' futures as results come. Raises Lost when the worker must be replaced."""
         self.process.stdin.write(message)
-        left, patience, last, loading = len(jobs), start_timeout, time.perf_counter(), True
+        left = len(jobs)
+        patience = start_timeout
+        last = time.perf_counter()
+        loading = True
         try:
             with contextlib.suppress(ConnectionError):  # a dead child shows when reading
                 await asyncio.wait_for(self.process.stdin.drain(), start_timeout)
             while left:
                 for place, outcome in await asyncio.wait_for(self._read(), patience):
                     if place == "ready":
-                        loading, queue.concurrent, last = False, outcome, time.perf_counter()
+                        loading = False
+                        queue.concurrent = outcome
+                        last = time.perf_counter()
                         patience = timeout + CONCURRENT_GRACE * queue.concurrent
                         continue
                     left -= 1
                     settle(jobs[place], outcome)
                     now = time.perf_counter()
-                    queue.seconds, last = 0.8 * queue.seconds + 0.2 * (now - last), now
+                    queue.seconds = 0.8 * queue.seconds + 0.2 * (now - last)
+                    last = now
         except TimeoutError:
             what = f"its module was not loaded in {start_timeout:g} s" if loading else f"no result in {timeout:g} s"
             raise Lost(RewardFailure("timeout", what), loading) from None
@@ -203,7 +211,9 @@ class WorkerPool:
     def __init__(self, workers: int, timeout: float, start_timeout: float):
         if workers < 1 or timeout <= 0:
             raise ValueError(f"workers={workers}, timeout={timeout}: both must be positive")
-        self.workers, self.timeout, self.start_timeout = workers, timeout, start_timeout
+        self.workers = workers
+        self.timeout = timeout
+        self.start_timeout = start_timeout
         self.replaced = 0
         """Workers lost to a timeout or a crash."""
         self._queues: dict[Work, Queue] = {}
@@ -289,11 +299,13 @@ class WorkerPool:
             for job in again:
                 job.again = True
         elif queue.concurrent and len(unfinished) > 1:
-            guilty, again = [], unfinished
+            guilty = []
+            again = unfinished
             for job in again:
                 job.alone = True
         else:
-            guilty, again = unfinished[:1], unfinished[1:]
+            guilty = unfinished[:1]
+            again = unfinished[1:]
         fail(guilty, lost.failure)
         queue.jobs.extendleft(reversed(again))
         self._wake.set()

@@ -26,7 +26,8 @@ IMMUTABLE = ("index", "group_index", "part")
 def child_main() -> None:
     """Serves until stdin ends. The protocol's pipes are moved away from fds 0 and 1, which user code may use."""
     die_with_owner(int(sys.argv[1]))
-    source, target = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    source = os.fdopen(os.dup(0), "rb")
+    target = os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
@@ -91,7 +92,9 @@ def serve(
     runner.run(everything())
 
 
-def load_work(runner: asyncio.Runner, kind: str, path: str, args: Any, payloads: list[Any]) -> tuple[Callable[[Any], Any], bool]:
+def load_work(
+    runner: asyncio.Runner, kind: str, path: str, args: Any, payloads: list[Any]
+) -> tuple[Callable[[Any], Any], bool]:
     """The function for one payload, and whether it is a coroutine function, of which several wait side by side."""
     if kind == "grade":
         from slime_cli.rollout import graders

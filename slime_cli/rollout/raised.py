@@ -1,4 +1,5 @@
-"""What a user's function raised, as a user reads it: the last line of their own code, and the traceback without our frames.
+"""What a user's function raised, as a user reads it: the last line of their own code, and the traceback without our
+frames.
 
 Called by :mod:`.hooks`, by reward workers and by the generator. Whatever was raised, nothing here raises.
 """
@@ -9,7 +10,13 @@ import sysconfig
 import traceback
 
 OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
-LIBRARIES = tuple({path + os.sep for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = tuple(
+    {
+        path + os.sep
+        for name, path in sysconfig.get_paths().items()
+        if name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
+)
 
 
 def installed(file: str) -> bool:
@@ -24,7 +31,8 @@ def sentence(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """FILE:LINE of the innermost line of the user's own; of a library's where the user has none; empty where nobody has one."""
+    """FILE:LINE of the innermost line of the user's own; of a library's where the user has none; empty where nobody has
+    one."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     theirs = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((OURS, "<frozen"))]

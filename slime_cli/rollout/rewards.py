@@ -1,7 +1,8 @@
 """Rewards: which grader a sample gets, where it runs, and what counts as a reward.
 
 :class:`RewardPool` is used by the rollout and by evaluation. Invariants: every sample gets a number, a dict holding a
-finite number under the reward key (evaluation has one of its own), or a RewardFailure; nothing a grader or a user's function does raises into the
+finite number under the reward key (evaluation has one of its own), or a RewardFailure; nothing a grader or a user's
+function does raises into the
 caller. ``metadata["custom_rm_path"]`` wins over ``--custom-rm-path``, ``metadata["rm_type"]`` over ``--rm-type``, and
 a custom function over any type. A reward that the generate function gave a sample stands and is only checked, except
 with ``--group-rm``, whose function sees it and has the last word.
@@ -58,7 +59,10 @@ def checked_reward(value: Any, key: str | None, needs_key: bool = True) -> Rewar
     if why := unstorable(value):
         return RewardFailure("bad_value", f"the reward {value!r:.100} can't be stored: {why}")
     if key is None:
-        hint = f"the reward is a dict with {', '.join(map(str, value)) or 'nothing'}; name its number with --reward-key or --eval-reward-key"
+        hint = (
+            f"the reward is a dict with {', '.join(map(str, value)) or 'nothing'}; name its number with --reward-key or"
+            " --eval-reward-key"
+        )
         return RewardFailure("bad_value", hint) if needs_key else value
     if key not in value:
         return RewardFailure(
@@ -107,8 +111,11 @@ class RewardPool:
     async def close(self) -> None:
         await asyncio.gather(self.workers.close(), self._remote.close())
 
-    async def score(self, sample: Sample, args: Any, stops: Sequence[str] = (), evaluation: bool = False) -> Reward | RewardFailure:
-        """One sample's reward. Fields that a custom function changes in its copy are carried over to ``sample``. ``stops``: texts
+    async def score(
+        self, sample: Sample, args: Any, stops: Sequence[str] = (), evaluation: bool = False
+    ) -> Reward | RewardFailure:
+        """One sample's reward. Fields that a custom function changes in its copy are carried over to ``sample``.
+        ``stops``: texts
         that the user named as the end of an answer."""
         try:
             result = self._judge(await self._outcome(sample, args, stops), [sample], args, evaluation)[0]

@@ -75,11 +75,14 @@ class SupervisedRenderer(Renderer):
     def _turns(self, talk: Talk, opening: Rendered, text: str, trained: list[int]) -> Rendered:
         """Tokens after the prompt and their mask: 1 in the trained turns (what ends one included), 0 in everybody
         else's and in a turn with ``step_loss_mask: 0``. What follows the last turn is left out."""
-        tokens, mask, open_turn = [], [], False
+        tokens = []
+        mask = []
+        open_turn = False
         for i in trained:
             before = text if i == trained[0] else self._text(talk, i, generate=True)
             after = self._text(talk, i + 1, generate=False)
-            between, turn = self._encode(talk, _rest(before, text, talk.row)), _rest(after, before, talk.row)
+            between = self._encode(talk, _rest(before, text, talk.row))
+            turn = _rest(after, before, talk.row)
             if open_turn:
                 self._required_end(talk, between)
             weight = self._weight(talk, i)
@@ -102,7 +105,8 @@ class SupervisedRenderer(Renderer):
     def _weight(self, talk: Talk, i: int) -> int:
         """1 for a turn that is trained, 0 for one with ``step_loss_mask: 0``. Other tools' names for that are refused
         where they say anything else than 1: nothing here would read them."""
-        message, fix = talk.messages[i], "say step_loss_mask: 0 for a turn that is not trained, 1 for one that is"
+        message = talk.messages[i]
+        fix = "say step_loss_mask: 0 for a turn that is not trained, 1 for one that is"
         for name in ELSEWHERE:
             if message.get(name, 1) not in (1, None):
                 reason = f"message {i + 1} has {name}: {message[name]!r}, which nothing here reads"
@@ -155,7 +159,8 @@ class SupervisedRenderer(Renderer):
     def _check_answer(self, talk: Talk, i: int, turn: str, after: str) -> None:
         """What is trained must be there: an answer that is empty, or that the template leaves out, is none."""
         message = talk.messages[i]
-        content, calls = message["content"] or "", message.get("tool_calls")
+        content = message["content"] or ""
+        calls = message.get("tool_calls")
         shown = content.rpartition("</think>")[2].strip() or content.strip()
         if shown and shown in turn.replace(MARK, ""):
             return

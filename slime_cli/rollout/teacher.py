@@ -1,8 +1,11 @@
 """On-policy distillation from an SGLang endpoint: the teacher's log-probabilities of what the student said.
 
-The generator asks for every whole sample, before its reward. Invariants: a sample goes on with one finite number for each
-response token, or is dropped for a counted reason; no request holds a token that the teacher does not have (stock SGLang
-does not check prompt ids, and one beyond the embedding ends its engine); a teacher that answers nobody ends the run, which
+The generator asks for every whole sample, before its reward. Invariants: a sample goes on with one finite number for
+each
+response token, or is dropped for a counted reason; no request holds a token that the teacher does not have (stock
+SGLang
+does not check prompt ids, and one beyond the embedding ends its engine); a teacher that answers nobody ends the run,
+which
 the same command resumes.
 
 SGLang's log-probabilities of a prompt are of ``softmax(logits)`` whatever temperature the request names, so the student
@@ -23,11 +26,14 @@ from slime_cli.buffer.types import Sample
 from slime_cli.errors import EngineError, UsageError
 from slime_cli.rollout.rewards import is_local
 
-TRIES, BACKOFF, IN_FLIGHT = 4, 0.5, 64
+TRIES = 4
+BACKOFF = 0.5
+IN_FLIGHT = 64
 DEAD_AFTER = 8
 """So many samples in a row without one answer: nobody is there."""
 REFUSED_AFTER = 64
-"""So many in a row that it answered, but not with log-probabilities: a few long ones may be more than it takes, all of them not."""
+"""So many in a row that it answered, but not with log-probabilities: a few long ones may be more than it takes, all of
+them not."""
 PROBES = 64
 """Tokens, spread over the vocabulary, whose text is compared."""
 
@@ -52,12 +58,16 @@ class Address:
 
 
 def address(given: str) -> Address:
-    """Of ``http://host:port``, with ``/generate`` after it or not, or of the endpoint.json of a ``slime serve-rollout``."""
+    """Of ``http://host:port``, with ``/generate`` after it or not, or of the endpoint.json of a ``slime
+    serve-rollout``."""
     if given.startswith(("http://", "https://")):
         base = given.rstrip("/").removesuffix("/generate").rstrip("/")
         return Address(base, base)
     if "://" in given:
-        raise UsageError(f"--opd-teacher-url {given}: not an address", "write http://host:port/generate, or the path of an endpoint.json")
+        raise UsageError(
+            f"--opd-teacher-url {given}: not an address",
+            "write http://host:port/generate, or the path of an endpoint.json",
+        )
     endpoint = manifests.read(given, manifests.Endpoint)
     return Address(endpoint.router_url, endpoint.engines[0].url)
 
@@ -67,7 +77,8 @@ class Teacher:
 
     def __init__(self, given: str, timeout: float):
         """``timeout``: seconds for one try of one sample."""
-        self.address, self.timeout = address(given), timeout
+        self.address = address(given)
+        self.timeout = timeout
         self.highest: int | None = None
         """Largest token id that may be sent; :meth:`check` finds it."""
         self.in_a_row = 0
@@ -83,14 +94,17 @@ class Teacher:
             await session.close()
         self._sessions.clear()
 
-    # -- before the first sample ------------------------------------------------------------------------------------------
+    # -- before the first sample
+    # ------------------------------------------------------------------------------------------
 
     async def check(self, tokenizer, vocabulary: int) -> None:
-        """``vocabulary``: rows of the policy's embedding. UsageError for another tokenizer or too few tokens, as far as the
+        """``vocabulary``: rows of the policy's embedding. UsageError for another tokenizer or too few tokens, as far as
+        the
         teacher lets it be seen; EngineError when it does not answer, or not with log-probabilities."""
         named = max(tokenizer.get_vocab().values())
         probe = sorted({i * named // PROBES for i in range(PROBES + 1)})
-        theirs, ours = await self._texts(probe), [tokenizer.decode([i], skip_special_tokens=False) for i in probe]
+        theirs = await self._texts(probe)
+        ours = [tokenizer.decode([i], skip_special_tokens=False) for i in probe]
         other = next((i for i, a, b in zip(probe, theirs, ours) if a != b), None)
         if other is not None:
             i = probe.index(other)
@@ -110,10 +124,13 @@ class Teacher:
             )
         found = await self._try(Sample(-1, -1, tokens=[0, 0, self.highest], response_length=2))
         if isinstance(found, Refusal):
-            raise EngineError(f"the teacher does not answer as SGLang does: {found.detail}", "is --opd-teacher-url right?")
+            raise EngineError(
+                f"the teacher does not answer as SGLang does: {found.detail}", "is --opd-teacher-url right?"
+            )
 
     async def _texts(self, ids: list[int]) -> list[str]:
-        """What each token is to the teacher; nothing from routers, and servers without a tokenizer, which cannot say."""
+        """What each token is to the teacher; nothing from routers, and servers without a tokenizer, which cannot
+        say."""
         body = {"tokens": [[i] for i in ids], "skip_special_tokens": False}
         status, text = await self._asked(f"{self.address.engine}/detokenize", body)
         try:
@@ -122,23 +139,31 @@ class Teacher:
             return []
 
     async def _has(self, token: int) -> bool:
-        """Whether ``token`` is in the teacher's vocabulary. Asked as an id to report on: such ids are checked, a prompt's are not."""
+        """Whether ``token`` is in the teacher's vocabulary. Asked as an id to report on: such ids are checked, a
+        prompt's are not."""
         body = _body([0], 0) | {"token_ids_logprob": [token]}
         status, text = await self._asked(f"{self.address.generate}/generate", body)
         if status != 200 and "out-of-vocabulary" not in text:
-            raise EngineError(f"the teacher at {self.address.generate} answered {status}: {text[:300]}", "is --opd-teacher-url right?")
+            raise EngineError(
+                f"the teacher at {self.address.generate} answered {status}: {text[:300]}", "is --opd-teacher-url right?"
+            )
         return status == 200
 
     async def _asked(self, url: str, body: dict) -> tuple[int, str]:
         try:
             return await self._post(url, body)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineError(f"the teacher does not answer: {url}: {error or type(error).__name__}", "start it, or mend --opd-teacher-url") from None
+            raise EngineError(
+                f"the teacher does not answer: {url}: {error or type(error).__name__}",
+                "start it, or mend --opd-teacher-url",
+            ) from None
 
-    # -- samples -----------------------------------------------------------------------------------------------------------
+    # -- samples
+    # -----------------------------------------------------------------------------------------------------------
 
     async def teach(self, samples: list[Sample], failed: dict[int, str]) -> list[Sample]:
-        """Those of which the whole execution got its ``teacher_log_probs``; the others' go into ``failed`` as ``teacher_KIND``."""
+        """Those of which the whole execution got its ``teacher_log_probs``; the others' go into ``failed`` as
+        ``teacher_KIND``."""
         for sample, found in zip(samples, await asyncio.gather(*(self._scored(s) for s in samples))):
             if isinstance(found, Refusal):
                 reason = failed.setdefault(sample.index, f"teacher_{found.kind}")
@@ -172,7 +197,8 @@ class Teacher:
         return found
 
     async def _try(self, sample: Sample) -> list[float] | Refusal:
-        """One request. The first number asked for is the last prompt token's, for which SGLang answers nothing: the prompt
+        """One request. The first number asked for is the last prompt token's, for which SGLang answers nothing: the
+        prompt
         before it needs no logits, and its keys and values may come from the teacher's prefix cache."""
         url = f"{self.address.generate}/generate"
         start = max(len(sample.tokens) - sample.response_length - 1, 0)
@@ -207,17 +233,22 @@ def _body(tokens: list[int], start: int) -> dict[str, Any]:
 
 
 def read(text: str, wanted: list[int]) -> list[float] | Refusal:
-    """Log-probabilities of the tokens ``wanted`` from an answer of ``/generate``; each must be there, finite, and of its token."""
+    """Log-probabilities of the tokens ``wanted`` from an answer of ``/generate``; each must be there, finite, and of
+    its token."""
     try:
         answer = json.loads(text)
         answer = answer[0] if isinstance(answer, list) else answer
         entries = answer["meta_info"]["input_token_logprobs"][1:]
-        values, ids = [entry[0] for entry in entries], [entry[1] for entry in entries]
+        values = [entry[0] for entry in entries]
+        ids = [entry[1] for entry in entries]
     except (ValueError, KeyError, TypeError, IndexError):
         return Refusal("bad_value", f"the answer has no meta_info.input_token_logprobs: {text[:200]!r}")
     # SGLang reports the last id of its vocabulary as 0.
     if len(ids) != len(wanted) or any(got not in (want, 0) for got, want in zip(ids, wanted)):
-        return Refusal("bad_value", f"log-probabilities of {len(ids)} tokens {ids[:5]}..., asked for {len(wanted)}, {wanted[:5]}...")
+        return Refusal(
+            "bad_value",
+            f"log-probabilities of {len(ids)} tokens {ids[:5]}..., asked for {len(wanted)}, {wanted[:5]}...",
+        )
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         return Refusal("bad_value", "a log-probability is not a finite number")
     return [float(value) for value in values]

@@ -85,7 +85,8 @@ def first_rewrite(render: Render, messages: list[dict[str, Any]]) -> str:
         after = render(messages[: k + 1], False)
         if not after.startswith(before):
             at = len(os.path.commonprefix([before, after]))
-            was, now = before[at:][:40], after[at:][:40]
+            was = before[at:][:40]
+            now = after[at:][:40]
             return f"message {k + 1} ({messages[k]['role']}) changes what precedes it: {was!r} becomes {now!r}"
     return ""
 

@@ -108,7 +108,8 @@ class Tokens:
             own.append(self.control[match[0]])
             return names[match[0]]
 
-        pieces, last = [], 0
+        pieces = []
+        last = 0
         for match in self._whole.finditer(marked):
             pieces += [marked[last : match.start()].replace(MARK, ""), rename(match)]
             last = match.end()

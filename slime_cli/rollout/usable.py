@@ -33,7 +33,8 @@ class Usable:
 def look(source, render: Callable[[PromptRow], object], *, skip: bool, every: bool) -> Usable:
     """Renders the rows. Raises RowError for the first that cannot be used unless ``skip``, and DataError when none
     can."""
-    found, began = Usable(), time.monotonic()
+    found = Usable()
+    began = time.monotonic()
     for index in range(len(source) if every else min(len(source), ROWS)):
         if not every and index >= AT_LEAST and time.monotonic() - began > SECONDS:
             break
@@ -43,11 +44,13 @@ def look(source, render: Callable[[PromptRow], object], *, skip: bool, every: bo
             if render(row) is not None:
                 found.usable += 1
                 continue
-            kind, message = "too_long", f"{row.where}: longer than --rollout-max-prompt-len"
+            kind = "too_long"
+            message = f"{row.where}: longer than --rollout-max-prompt-len"
         except RowError as error:
             if not skip:
                 raise
-            kind, message = error.kind, error.message
+            kind = error.kind
+            message = error.message
         found.problems[kind] += 1
         found.first.setdefault(kind, message)
     if not found.usable and found.looked_at == len(source):

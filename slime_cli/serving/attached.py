@@ -35,12 +35,17 @@ class Attached:
     def check(self) -> None:
         """Raises EngineError when the router, or every engine, no longer answers."""
         if not self._answers(self.endpoint.router_url + "/workers"):
-            raise EngineError(f"{self.path}: the router at {self.endpoint.router_url} does not answer", "is `slime serve-rollout` still running?")
+            raise EngineError(
+                f"{self.path}: the router at {self.endpoint.router_url} does not answer",
+                "is `slime serve-rollout` still running?",
+            )
         if not self.alive():
             raise EngineError(f"{self.path}: none of its engines answers", "is `slime serve-rollout` still running?")
 
     def alive(self) -> list[str]:
-        return [e.url for e in self.endpoint.engines if self._answers(e.url + "/model_info")]  # /health waits for a generation
+        return [
+            e.url for e in self.endpoint.engines if self._answers(e.url + "/model_info")
+        ]  # /health waits for a generation
 
     def _answers(self, url: str) -> bool:
         try:

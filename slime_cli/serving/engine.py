@@ -37,9 +37,20 @@ class Engine:
         port = address.free_port(host)
         self.url = address.url(host, port)
         argv = processes.python(
-            "sglang.launch_server", "--model-path", spec.model, "--host", host, "--port", str(port),
-            "--tp-size", str(spec.tensor_parallel), "--random-seed", str(spec.seed), "--skip-server-warmup", *spec.argv,
-        )  # fmt: skip
+            "sglang.launch_server",
+            "--model-path",
+            spec.model,
+            "--host",
+            host,
+            "--port",
+            str(port),
+            "--tp-size",
+            str(spec.tensor_parallel),
+            "--random-seed",
+            str(spec.seed),
+            "--skip-server-warmup",
+            *spec.argv,
+        )
         if hardware.find().kind == "cuda":
             argv += ["--base-gpu-id", str(spec.first_device)]
         self._meeting = tempfile.mkdtemp(prefix="slime-engine-")
@@ -53,10 +64,13 @@ class Engine:
         """``pid``, ``url``, ``exit_code`` (None while running), and the last lines when it ended."""
         code = self._server.exit_code()
         return {
-            "pid": self._server.pid, "url": self.url, "host": os.uname().nodename, "exit_code": code,
+            "pid": self._server.pid,
+            "url": self.url,
+            "host": os.uname().nodename,
+            "exit_code": code,
             "devices": list(range(self.spec.first_device, self.spec.first_device + self.spec.tensor_parallel)),
             "last_lines": "" if code is None else self._server.last_lines(),
-        }  # fmt: skip
+        }
 
     def stop(self) -> None:
         self._server.stop()
@@ -79,9 +93,17 @@ def rendezvous(argv: tuple[str, ...], folder: str) -> dict[str, str]:
 def start_router(host: str, port: int, argv: list[str], log: pathlib.Path) -> Server:
     """The stock router with no workers yet; they are added as they become healthy. Its metrics are for this machine."""
     command = processes.python(
-        "slime_cli.serving.router_main", "--host", address.numeric(host), "--port", str(port),
-        "--prometheus-host", address.LOOPBACK, "--prometheus-port", str(address.free_port()), *argv,
-    )  # fmt: skip
+        "slime_cli.serving.router_main",
+        "--host",
+        address.numeric(host),
+        "--port",
+        str(port),
+        "--prometheus-host",
+        address.LOOPBACK,
+        "--prometheus-port",
+        str(address.free_port()),
+        *argv,
+    )
     return Server("router", command, processes.without_proxies(processes.environment()), log)
 
 

@@ -60,14 +60,23 @@ def first_device(resolved, place: int, device: hardware.Device) -> int:
 class Fleet:
     """Owns the processes behind one endpoint."""
 
-    def __init__(self, resolved, model: str, run_dir: pathlib.Path, launch: Callable[[EngineSpec], object], say: Callable[[str], None]):
+    def __init__(
+        self,
+        resolved,
+        model: str,
+        run_dir: pathlib.Path,
+        launch: Callable[[EngineSpec], object],
+        say: Callable[[str], None],
+    ):
         s = resolved.slime
-        self.say, self.model = say, model
+        self.say = say
+        self.model = model
         self.tensor_parallel = s["rollout_num_gpus_per_engine"]
         count = max(1, s["rollout_num_gpus"] // self.tensor_parallel)
         host, port = listening(s)
         self.router_url = address.url(address.reachable(host), port)
-        argv, logs = engine_argv(resolved, model), run_dir / "logs"
+        argv = engine_argv(resolved, model)
+        logs = run_dir / "logs"
         self.engines: list = []
         self.dead: set[str] = set()
         given = resolved.router_argv()
@@ -77,8 +86,11 @@ class Fleet:
             for i in range(count):
                 first = first_device(resolved, i, hardware.find())
                 log = str(logs / f"engine-{i}.log")
-                seed, where = s["rollout_seed"] + i, address.reachable(host)
-                self.engines.append(launch(EngineSpec(model, tuple(argv), self.tensor_parallel, first, seed, log, where)))
+                seed = s["rollout_seed"] + i
+                where = address.reachable(host)
+                self.engines.append(
+                    launch(EngineSpec(model, tuple(argv), self.tensor_parallel, first, seed, log, where))
+                )
         except BaseException:
             self.stop()
             raise
@@ -97,9 +109,14 @@ class Fleet:
             now = time.time()
             if now - noted > 15:
                 noted = now
-                self.say(f"waiting for {len(waiting)} of {len(self.engines)} engines, {now - self.started:.0f} s so far")
+                self.say(
+                    f"waiting for {len(waiting)} of {len(self.engines)} engines, {now - self.started:.0f} s so far"
+                )
             if now - self.started > START_TIMEOUT:
-                raise EngineError(f"engines were not healthy after {START_TIMEOUT:.0f} s", "see logs/engine-*.log in the run directory")
+                raise EngineError(
+                    f"engines were not healthy after {START_TIMEOUT:.0f} s",
+                    "see logs/engine-*.log in the run directory",
+                )
             time.sleep(0.25)
         while len(self._workers()) < len(self.engines):
             self._raise_if_ended()
@@ -114,9 +131,13 @@ class Fleet:
                 manifests.Engine(url=s["url"], role="regular", devices=s["devices"], pid=s["pid"], host=s["host"])
                 for s in states
             ],
-            model=self.model, engine_name="sglang", engine_version=importlib.metadata.version("sglang"),
-            owner_pid=os.getpid(), owner_host=os.uname().nodename, created=time.time(),
-        )  # fmt: skip
+            model=self.model,
+            engine_name="sglang",
+            engine_version=importlib.metadata.version("sglang"),
+            owner_pid=os.getpid(),
+            owner_host=os.uname().nodename,
+            created=time.time(),
+        )
 
     def _answers(self, url: str) -> bool:
         try:
@@ -145,7 +166,10 @@ class Fleet:
 
     def _raise_if_ended(self) -> None:
         for name, code, lines in self.ended():
-            raise EngineError(f"{name} ended with code {code} while it started; its last lines:\n{lines}", "fix what they say and start again")
+            raise EngineError(
+                f"{name} ended with code {code} while it started; its last lines:\n{lines}",
+                "fix what they say and start again",
+            )
 
     def check(self) -> None:
         """Called while serving: reports a death once; raises EngineError when nothing is left to serve with."""
@@ -156,7 +180,10 @@ class Fleet:
                 self.say(f"{name} ended with code {code}; its last lines:\n{lines}")
         if any(name == "router" for name, *_ in ended) or len(ended) >= len(self.engines):
             name, code, lines = ended[-1]
-            raise EngineError(f"{name} ended with code {code}; its last lines:\n{lines}", "the same command resumes from the last commit")
+            raise EngineError(
+                f"{name} ended with code {code}; its last lines:\n{lines}",
+                "the same command resumes from the last commit",
+            )
 
     def alive(self) -> list[str]:
         return [s["url"] for s in (e.state() for e in self.engines) if s["exit_code"] is None]

@@ -18,13 +18,19 @@ class Server:
     """One child process writing to ``log``."""
 
     def __init__(self, name: str, argv: list[str], environment: dict[str, str], log: pathlib.Path):
-        self.name, self.log = name, log
+        self.name = name
+        self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as out:
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True, preexec_fn=die_with_parent,
-            )  # fmt: skip
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
 
     @property
     def pid(self) -> int:

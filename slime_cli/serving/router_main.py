@@ -1,4 +1,5 @@
-"""The stock router by its own argument parser, without the import of all of sglang that its launcher makes for a part not used.
+"""The stock router by its own argument parser, without the import of all of sglang that its launcher makes for a part
+not used.
 
 ``python -m slime_cli.serving.router_main`` takes exactly what ``python -m sglang_router.launch_router`` takes.
 """

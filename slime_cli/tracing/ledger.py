@@ -44,7 +44,8 @@ def sentence(ledger: Ledger, holds: bool) -> str:
     """One line: ``1,024 dispatched = 960 trained + 32 dropped (stale 32) + 32 in flight: holds``."""
     drops = ", ".join(f"{reason or 'unnamed'} {count:,}" for reason, count in sorted(ledger.dropped.items()))
     flying = ", ".join(f"{fate.lower()} {count:,}" for fate, count in sorted(ledger.in_flight.items()))
-    dropped, in_flight = sum(ledger.dropped.values()), sum(ledger.in_flight.values())
+    dropped = sum(ledger.dropped.values())
+    in_flight = sum(ledger.in_flight.values())
     return (
         f"{ledger.dispatched:,} dispatched {'=' if holds else '≠'} {ledger.trained:,} trained"
         f" + {dropped:,} dropped{f' ({drops})' if drops else ''}"
@@ -56,8 +57,9 @@ def rollbacks(stage: str, ledger: Ledger) -> list[str]:
     """What commits no longer stand, why, and what became of their samples; a line each."""
     where = f"stage {stage}: " if stage else ""
     return [
-        f"{where}rolled back from step {r.from_step} to {r.to_step} on {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(r.time))}:"
-        f" {r.again:,} samples given to be trained again, {r.dropped:,} dropped (batch_lost); {r.reason}"
+        f"{where}rolled back from step {r.from_step} to {r.to_step} on"
+        f" {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(r.time))}: {r.again:,} samples given to be trained again,"
+        f" {r.dropped:,} dropped (batch_lost); {r.reason}"
         for r in ledger.rollbacks
     ]
 
@@ -99,7 +101,8 @@ def as_json(parts: dict[str, Ledger]) -> dict[str, object]:
 
 def find(run_dir: str | os.PathLike, sample_index: int, stage: str | None = None) -> dict[str, Record]:
     """Stage -> what its journal says of the sample (indices start anew in each stage). DataError when none has it."""
-    found, ranges = {}, []
+    found = {}
+    ranges = []
     for name, path in journals(run_dir).items():
         if stage is not None and name != stage:
             continue

@@ -56,9 +56,17 @@ def events(spans: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         end = max(start, round((span["ts"] - origin + span["dur"]) * 1e6))
         tid, end = _into_a_lane(lanes[span["process"]], start, end, span.get("depth", 0))
         complete.append(
-            {"name": span["name"], "cat": span["process"], "ph": "X", "ts": start, "dur": end - start,
-             "pid": pids[span["process"]], "tid": tid, "args": span.get("args", {})}
-        )  # fmt: skip
+            {
+                "name": span["name"],
+                "cat": span["process"],
+                "ph": "X",
+                "ts": start,
+                "dur": end - start,
+                "pid": pids[span["process"]],
+                "tid": tid,
+                "args": span.get("args", {}),
+            }
+        )
     metadata = [_meta("process_name", pid, 0, name=name) for name, pid in pids.items()]
     metadata += [_meta("process_sort_index", pid, 0, sort_index=pid) for pid in pids.values()]
     for name, pid in pids.items():

@@ -1,8 +1,10 @@
 """Spans: what each process did and when, appended to one JSON-lines file a process under ``RUN/trace/``.
 
 Written by the conductor and the trainer ranks; read by ``slime trace`` and ``slime profile``. A line is
-``{"name", "ts", "dur", "process", "depth", "args"}`` with ``ts`` in wall-clock seconds and ``dur`` in seconds. A torn last
-line (the process was killed) is skipped by readers. Tracing never raises into the traced code once its file is open: on a disk that
+``{"name", "ts", "dur", "process", "depth", "args"}`` with ``ts`` in wall-clock seconds and ``dur`` in seconds. A torn
+last
+line (the process was killed) is skipped by readers. Tracing never raises into the traced code once its file is open: on
+a disk that
 is full it says so and ends.
 """
 
@@ -31,7 +33,8 @@ class Tracer:
     @contextlib.contextmanager
     def span(self, name: str, **args: Any) -> Iterator[dict[str, Any]]:
         """Times the block; the yielded dict is the span's ``args`` and may be filled inside the block."""
-        start, clock = time.time(), time.perf_counter()
+        start = time.time()
+        clock = time.perf_counter()
         self._depth += 1
         try:
             yield args

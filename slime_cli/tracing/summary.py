@@ -131,7 +131,8 @@ def sparkline(values: Sequence[float | None], width: int = 40) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return ""
-    low, span = min(known), max(known) - min(known)
+    low = min(known)
+    span = max(known) - min(known)
     scale = (len(_BARS) - 1) / span if span else 0.0
     return "".join(" " if v is None else _BARS[round((v - low) * scale)] for v in values)
 

@@ -1,11 +1,14 @@
 """Advantages from the rewards of a global batch. Pure numpy in float64; torch-free.
 
-Everything is computed over the whole batch at once, so nothing here can depend on packing, micro-batches or layout. Groups
-are ragged by design and told apart by id, never by position; what is compared in them are executions, each once, however many
+Everything is computed over the whole batch at once, so nothing here can depend on packing, micro-batches or layout.
+Groups
+are ragged by design and told apart by id, never by position; what is compared in them are executions, each once,
+however many
 samples it fanned out into. Recurrences over a response run over its trained tokens only:
 what is masked (a tool's words, padding) is stepped over, NaN and infinity included.
 
-References: GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1), Dr. GRPO (arXiv 2503.20783), REINFORCE++ and its baseline
+References: GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1), Dr. GRPO (arXiv 2503.20783), REINFORCE++ and its
+baseline
 variant (arXiv 2501.03262), generalised advantage estimation (arXiv 1506.02438, eq. 16).
 """
 
@@ -18,7 +21,8 @@ from slime_cli.options.estimators import ESTIMATORS, GROUP_RELATIVE
 STD_EPSILON = 1e-6
 """Added to a group's standard deviation, as slime does."""
 SPREAD_TOLERANCE = 2.0**-22
-"""Relative spread within which a group's rewards count as equal: two roundings of float32, which is what reward models and
+"""Relative spread within which a group's rewards count as equal: two roundings of float32, which is what reward models
+and
 services answer in. Noise must not become an advantage."""
 WHITEN_EPSILON = 1e-8
 """Added to the variance when advantages are whitened, as slime does."""
@@ -83,13 +87,21 @@ def finite(rewards_N: np.ndarray) -> np.ndarray:
 
 
 def grpo(
-    rewards_N: np.ndarray, groups_N: np.ndarray, executions_N: np.ndarray | None = None, *, normalise: bool = True, divide_by_std: bool = True
+    rewards_N: np.ndarray,
+    groups_N: np.ndarray,
+    executions_N: np.ndarray | None = None,
+    *,
+    normalise: bool = True,
+    divide_by_std: bool = True,
 ) -> np.ndarray:
     """Group-relative advantages, shape [N].
 
-    ``(r - mean) / (std + 1e-6)`` within each group, with mean and unbiased standard deviation (ddof 1) over the rewards of its
-    executions, and r the sample's own: siblings that were rewarded apart have advantages apart. A group whose executions'
-    rewards are equal within float noise, and a group of one execution, gets exactly zero. ``normalise=False`` returns the
+    ``(r - mean) / (std + 1e-6)`` within each group, with mean and unbiased standard deviation (ddof 1) over the rewards
+    of its
+    executions, and r the sample's own: siblings that were rewarded apart have advantages apart. A group whose
+    executions'
+    rewards are equal within float noise, and a group of one execution, gets exactly zero. ``normalise=False`` returns
+    the
     rewards as they are; ``divide_by_std=False`` is Dr. GRPO. Raises ValueError for a reward that is not finite.
     """
     rewards_N = finite(rewards_N)
@@ -136,10 +148,13 @@ def discounted(values_R: np.ndarray, decay: float, shape: Shape) -> np.ndarray:
     return out_R
 
 
-def gae(rewards_R: np.ndarray, values_R: np.ndarray, gamma: float, lambd: float, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+def gae(
+    rewards_R: np.ndarray, values_R: np.ndarray, gamma: float, lambd: float, shape: Shape
+) -> tuple[np.ndarray, np.ndarray]:
     """Generalised advantage estimation over trained tokens: advantages and returns, both [R].
 
-    ``delta_t = r_t + gamma V_{t+1} - V_t`` with a value of 0 after the last token, ``A_t = sum (gamma lambda)^k delta_{t+k}``
+    ``delta_t = r_t + gamma V_{t+1} - V_t`` with a value of 0 after the last token, ``A_t = sum (gamma lambda)^k
+    delta_{t+k}``
     and ``return_t = A_t + V_t``.
     """
     where = np.flatnonzero(shape.mask_R)
@@ -167,19 +182,35 @@ def whiten(advantages_R: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def compute(
-    settings, rewards_N: np.ndarray, groups_N: np.ndarray, shape: Shape, *, executions_N: np.ndarray | None = None,
-    kl_R: np.ndarray | None = None, values_R: np.ndarray | None = None, distil_R: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    settings,
+    rewards_N: np.ndarray,
+    groups_N: np.ndarray,
+    shape: Shape,
+    *,
+    executions_N: np.ndarray | None = None,
+    kl_R: np.ndarray | None = None,
+    values_R: np.ndarray | None = None,
+    distil_R: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
     """Advantages and returns of every response token, both [R] and 0 where masked, by ``settings.advantage_estimator``.
 
-    ``executions_N``: which execution each sample came from; each its own when not given. ``kl_R``: divergence from the reference
-    that ``--kl-coef`` takes off the reward. ``values_R``: the critic's, for ppo. ``distil_R``: student minus teacher log-probabilities, which on-policy distillation takes off the advantage.
+    ``executions_N``: which execution each sample came from; each its own when not given. ``kl_R``: divergence from the
+    reference
+    that ``--kl-coef`` takes off the reward. ``values_R``: the critic's, for ppo. ``distil_R``: student minus teacher
+    log-probabilities, which on-policy distillation takes off the advantage.
     """
     s = settings
-    estimator, rewards_N = s.advantage_estimator, finite(rewards_N)
+    estimator = s.advantage_estimator
+    rewards_N = finite(rewards_N)
     if estimator in GROUP_RELATIVE:
         advantages_R = shape.over_tokens(
-            grpo(rewards_N, groups_N, executions_N, normalise=s.rewards_normalization, divide_by_std=s.grpo_std_normalization)
+            grpo(
+                rewards_N,
+                groups_N,
+                executions_N,
+                normalise=s.rewards_normalization,
+                divide_by_std=s.grpo_std_normalization,
+            )
         )
         returns_R = advantages_R
     elif estimator == "reinforce_plus_plus":
@@ -190,14 +221,17 @@ def compute(
         advantages_R = shape.over_tokens(centred_N) - (0.0 if kl_R is None else s.kl_coef * shape.masked(kl_R))
         returns_R = advantages_R
     elif estimator == "ppo":
-        advantages_R, returns_R = gae(token_rewards(rewards_N, kl_R, s.kl_coef, shape), values_R, s.gamma, s.lambd, shape)
+        advantages_R, returns_R = gae(
+            token_rewards(rewards_N, kl_R, s.kl_coef, shape), values_R, s.gamma, s.lambd, shape
+        )
     else:
         raise ValueError(f"unknown advantage estimator {estimator!r}; one of {', '.join(ESTIMATORS)}")
     return conclude(s, advantages_R, shape, distil_R), returns_R
 
 
 def conclude(settings, advantages_R: np.ndarray, shape: Shape, distil_R: np.ndarray | None) -> np.ndarray:
-    """What comes after any estimator, a user's own as well: distillation's part off the advantages, then whitening where asked."""
+    """What comes after any estimator, a user's own as well: distillation's part off the advantages, then whitening
+    where asked."""
     if distil_R is not None:
         advantages_R = advantages_R - settings.opd_kl_coef * shape.masked(distil_R)
     return whiten(advantages_R, shape) if settings.normalize_advantages else advantages_R

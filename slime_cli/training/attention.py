@@ -1,10 +1,12 @@
 """Megatron's local layers made fit for packed sequences, on machines without Transformer Engine.
 
-Stock local layers refuse packed sequences (DotProductAttention) and sequence parallelism (their RMSNorm). The classes here
+Stock local layers refuse packed sequences (DotProductAttention) and sequence parallelism (their RMSNorm). The classes
+here
 are drop-ins for the same places of Megatron's layer spec; :func:`use` puts them in.
 
 Attention over a pack of T tokens regroups the tokens into a few rectangles of similar lengths
-(:class:`slime_cli.training.packs.Rectangles`) and runs causal ``scaled_dot_product_attention`` on each, without a mask. Cost
+(:class:`slime_cli.training.packs.Rectangles`) and runs causal ``scaled_dot_product_attention`` on each, without a mask.
+Cost
 and memory follow the sum of squared lengths (or the tokens alone, with a flash kernel), not T squared. Under context
 parallelism every rank gathers all keys and values and attends with its own queries; their gradients go back summed.
 """
@@ -54,41 +56,66 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class PackedAttention(MegatronModule):
-    """Causal attention in Megatron's ``core_attention`` place: packed ``[T, heads, dim]`` or plain ``[s, b, heads, dim]``."""
+    """Causal attention in Megatron's ``core_attention`` place: packed ``[T, heads, dim]`` or plain ``[s, b, heads,
+    dim]``."""
 
     def __init__(
-        self, config, layer_number, attn_mask_type, attention_type, attention_dropout=None, softmax_scale=None,
-        cp_comm_type=None, pg_collection=None, **kwargs,
-    ):  # fmt: skip
+        self,
+        config,
+        layer_number,
+        attn_mask_type,
+        attention_type,
+        attention_dropout=None,
+        softmax_scale=None,
+        cp_comm_type=None,
+        pg_collection=None,
+        **kwargs,
+    ):
         super().__init__(config=config)
         self.scale = softmax_scale
         if config.attention_dropout:
             raise ValueError("attention dropout is not supported by the packed attention: pass --attention-dropout 0")
 
     def forward(
-        self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, packed_seq_params=None, **kwargs
-    ):  # fmt: skip
+        self,
+        query,
+        key,
+        value,
+        attention_mask=None,
+        attn_mask_type=None,
+        attention_bias=None,
+        packed_seq_params=None,
+        **kwargs,
+    ):
         if packed_seq_params is None:
             out = self._causal(*(x.permute(1, 2, 0, 3) for x in (query, key, value)))
             return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
         query, key, value = (x.squeeze(1) if x.dim() == 4 else x for x in (query, key, value))
         if self.config.context_parallel_size > 1:
             group = mpu.get_context_parallel_group()
-            key, value = (tensor_parallel.gather_from_sequence_parallel_region(x.contiguous(), group=group) for x in (key, value))
-        shape, parts = packed_seq_params.rectangles, []
+            key, value = (
+                tensor_parallel.gather_from_sequence_parallel_region(x.contiguous(), group=group) for x in (key, value)
+            )
+        shape = packed_seq_params.rectangles
+        parts = []
         for queries, keys in zip(shape.queries, shape.keys):
-            q, k, v = (x[at].transpose(1, 2) for x, at in ((query, queries), (key, keys), (value, keys)))  # [n, heads, L, dim]
+            q, k, v = (
+                x[at].transpose(1, 2) for x, at in ((query, queries), (key, keys), (value, keys))
+            )  # [n, heads, L, dim]
             parts.append(self._causal(q, k, v).transpose(1, 2).reshape(queries.numel(), -1))
         return torch.cat(parts)[shape.scatter_T]
 
     def _causal(self, q, k, v):
-        """The last query sees every key. Memory is linear in the lengths on CUDA; on a CPU a chunk's mask against its keys is made."""
+        """The last query sees every key. Memory is linear in the lengths on CUDA; on a CPU a chunk's mask against its
+        keys is made."""
         later = k.size(2) != q.size(2)
         if (later or q.device.type == "cpu") and k.size(1) != q.size(1):  # kernels without grouped queries
             k, v = (x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v))
         if later:
             return F.scaled_dot_product_attention(q, k, v, causal_lower_right(q.size(2), k.size(2)), scale=self.scale)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=k.size(1) != q.size(1))
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.scale, enable_gqa=k.size(1) != q.size(1)
+        )
 
 
 def use(spec):
@@ -109,8 +136,10 @@ def use(spec):
 class LatentAttention(MLASelfAttention):
     """Megatron's latent attention with two faults mended.
 
-    Queries that are not compressed are not normed (Moonlight), where Megatron wants a norm for queries and keys or for neither.
-    And on tensor parallel ranks local layers gather the keys' rotary part, which all heads share, in a way that drops what the
+    Queries that are not compressed are not normed (Moonlight), where Megatron wants a norm for queries and keys or for
+    neither.
+    And on tensor parallel ranks local layers gather the keys' rotary part, which all heads share, in a way that drops
+    what the
     heads of other ranks add to its gradient.
     """
 
@@ -118,9 +147,12 @@ class LatentAttention(MLASelfAttention):
         if self.config.q_lora_rank is not None:
             return super()._resolve_qk_norm_config(submodules)
         return {
-            "linear_q_proj": submodules.linear_q_proj, "linear_q_up_proj": IdentityOp, "q_layernorm": IdentityOp,
-            "linear_kv_up_proj": submodules.linear_kv_up_proj, "kv_layernorm": submodules.kv_layernorm,
-        }  # fmt: skip
+            "linear_q_proj": submodules.linear_q_proj,
+            "linear_q_up_proj": IdentityOp,
+            "q_layernorm": IdentityOp,
+            "linear_kv_up_proj": submodules.linear_kv_up_proj,
+            "kv_layernorm": submodules.kv_layernorm,
+        }
 
     def _qkv_down_projection(self, hidden_states):
         q_compressed, kv_combined = super()._qkv_down_projection(hidden_states)
@@ -128,10 +160,14 @@ class LatentAttention(MLASelfAttention):
         if kv_combined.size(-1) == sum(widths):
             return q_compressed, kv_combined
         kv_combined = tensor_parallel.gather_from_tensor_model_parallel_region(kv_combined)
-        if self.config.sequence_parallel:  # Megatron's own code gathers the rotary part from here, and sums its gradient
+        if (
+            self.config.sequence_parallel
+        ):  # Megatron's own code gathers the rotary part from here, and sums its gradient
             return q_compressed, tensor_parallel.scatter_to_sequence_parallel_region(kv_combined)
         compressed, rotary = kv_combined.split(widths, dim=-1)
-        return q_compressed, torch.cat([compressed, tensor_parallel.copy_to_tensor_model_parallel_region(rotary)], dim=-1)
+        return q_compressed, torch.cat(
+            [compressed, tensor_parallel.copy_to_tensor_model_parallel_region(rotary)], dim=-1
+        )
 
 
 def use_latent_attention(spec) -> None:
@@ -140,8 +176,11 @@ def use_latent_attention(spec) -> None:
 
 
 def _checkpoint_names(layer) -> dict[str, str]:
-    """Local name -> Transformer Engine's, which fuses most norms into the linear that follows; checkpoints go by the latter, so that
-    one written on either kind of layers loads on the other. Megatron's own table is for dense layers without latent attention."""
+    """Local name -> Transformer Engine's, which fuses most norms into the linear that follows; checkpoints go by the
+    latter, so that
+    one written on either kind of layers loads on the other. Megatron's own table is for dense layers without latent
+    attention.
+    """
     if hasattr(layer.self_attention.submodules, "kv_layernorm"):
         out = {f"self_attention.{x}_layernorm.": f"self_attention.linear_{x}_up_proj.layer_norm_" for x in ("q", "kv")}
     else:
@@ -152,7 +191,8 @@ def _checkpoint_names(layer) -> dict[str, str]:
 
 
 def use_packed_rotary(model) -> None:
-    """Every rotary embedding of a built model takes its positions from the pack; modules and buffers stay as they are."""
+    """Every rotary embedding of a built model takes its positions from the pack; modules and buffers stay as they
+    are."""
     for module in model.modules():
         if type(module) in PACKED:
             module.__class__ = PACKED[type(module)]

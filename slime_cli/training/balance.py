@@ -1,4 +1,5 @@
-"""Even loads: what a sample costs, and how to share costs out. Deterministic, so every rank finds the same; torch-free."""
+"""Even loads: what a sample costs, and how to share costs out. Deterministic, so every rank finds the same;
+torch-free."""
 
 import dataclasses
 import heapq
@@ -12,15 +13,19 @@ _LOAD = operator.itemgetter(0)
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """FLOPs of a forward pass over a sample of n tokens of which r are answered: ``linear n + quadratic n^2 + answer r``.
+    """FLOPs of a forward pass over a sample of n tokens of which r are answered: ``linear n + quadratic n^2 + answer
+    r``.
 
-    With hidden h, heads a of size d, key-value heads g, feed-forward f and L layers, two FLOPs to a multiplication and an
+    With hidden h, heads a of size d, key-value heads g, feed-forward f and L layers, two FLOPs to a multiplication and
+    an
     addition:
-      linear     2 L (2 h a d + 2 h g d + 3 h f)  projections and feed-forward; 2 h f without a gate. With experts f is that of
+      linear     2 L (2 h a d + 2 h g d + 3 h f)  projections and feed-forward; 2 h f without a gate. With experts f is
+      that of
                  those a token visits, and h E is added for the router
       quadratic  2 L a d                          scores and values, each 2 n^2 a d, half of it masked
       answer     2 V h                            only tokens of the answer are projected onto the vocabulary V
-    A backward pass costs twice that, which changes no ratio. An estimate: every layer counts as attention over all tokens, and
+    A backward pass costs twice that, which changes no ratio. An estimate: every layer counts as attention over all
+    tokens, and
     with experts as sparse.
     """
 
@@ -31,9 +36,13 @@ class Flops:
     @classmethod
     def of(cls, args) -> "Flops":
         """From Megatron's validated arguments."""
-        h, a, d, layers = args.hidden_size, args.num_attention_heads, args.kv_channels, args.num_layers
+        h = args.hidden_size
+        a = args.num_attention_heads
+        d = args.kv_channels
+        layers = args.num_layers
         g = args.num_query_groups if args.group_query_attention else a
-        f, router = args.ffn_hidden_size, 0
+        f = args.ffn_hidden_size
+        router = 0
         if args.num_experts:
             f = (args.moe_ffn_hidden_size or f) * args.moe_router_topk + (args.moe_shared_expert_intermediate_size or 0)
             router = h * args.num_experts
@@ -56,9 +65,12 @@ def snake(costs: Sequence[float], parts: int) -> list[list[int]]:
 def karmarkar_karp(costs: Sequence[float], parts: int, *, equal_counts: bool) -> list[list[int]]:
     """Items in ``parts`` of about the same load, by the largest differencing method.
 
-    N. Karmarkar and R. Karp, "The differencing method of set partitioning", 1982, for k parts: the two partial solutions that
-    are furthest from even are joined, the heaviest part of one with the lightest of the other, until one is left. It begins
-    with one item each, or with ``equal_counts`` with as many items as parts (Michiels et al., "Performance ratios for the
+    N. Karmarkar and R. Karp, "The differencing method of set partitioning", 1982, for k parts: the two partial
+    solutions that
+    are furthest from even are joined, the heaviest part of one with the lightest of the other, until one is left. It
+    begins
+    with one item each, or with ``equal_counts`` with as many items as parts (Michiels et al., "Performance ratios for
+    the
     differencing method", 2003); the number of items must then be a multiple of ``parts``.
     """
     order = _heaviest_first(costs)

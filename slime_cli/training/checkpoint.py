@@ -4,7 +4,8 @@ A checkpoint counts as complete when its ``checkpoint.json`` is there: it is wri
 synced. Which one to resume from is the journal's to say, not Megatron's tracker file.
 
 With ``--async-save`` :func:`start` returns while Megatron's writer, a process forked at that moment, still writes: its
-memory is the state of the step, however long it takes and whatever is trained meanwhile. :func:`written` says when every
+memory is the state of the step, however long it takes and whatever is trained meanwhile. :func:`written` says when
+every
 rank's writer is done; only then comes :func:`finish`.
 """
 
@@ -38,7 +39,8 @@ def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest:
 
 def start(args, root: str, iteration: int, model, optimizer, scheduler) -> pathlib.Path:
     """Collective. Writes Megatron's files, or with ``--async-save`` begins to; the checkpoint's folder."""
-    args.save, target = root, checkpoints.folder(root, iteration)
+    args.save = root
+    target = checkpoints.folder(root, iteration)
     if optimizer is not None:
         _before_the_first_step(optimizer)
     if torch.distributed.get_rank() == 0 and target.exists():
@@ -72,7 +74,8 @@ def finish(target: pathlib.Path, manifest: manifests.Checkpoint) -> None:
 
 
 def _queue_for_results() -> None:
-    """Megatron's writer keeps its results in a manager process. Made by the default, spawn, that process imports this whole
+    """Megatron's writer keeps its results in a manager process. Made by the default, spawn, that process imports this
+    whole
     program again (10 s and a core); a forked one only serves a queue. Checkpoints that are written at the same time (a
     critic's and its policy's) must not share one: either would take the other's results."""
     if not is_empty_async_queue():
@@ -83,7 +86,8 @@ def _queue_for_results() -> None:
 def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_only: bool) -> int:
     """Collective. Loads the checkpoint folder ``path`` (``.../iter_NNNNNNN``) and returns its iteration.
 
-    ``weights_only`` starts a new training from its weights. Raises DataError when the checkpoint is not complete, or has
+    ``weights_only`` starts a new training from its weights. Raises DataError when the checkpoint is not complete, or
+    has
     not what a resume needs.
     """
     path = pathlib.Path(path)
@@ -99,7 +103,8 @@ def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_
         if not weights_only:
             _check_resumable(args, path)
             stack.enter_context(_state_to_load_into(args, optimizer))
-        args.load, args.ckpt_step = str(stack.enter_context(_by_itself(path, manifest.iteration))), manifest.iteration
+        args.load = str(stack.enter_context(_by_itself(path, manifest.iteration)))
+        args.ckpt_step = manifest.iteration
         stack.enter_context(torch.no_grad())
         stack.enter_context(contextlib.redirect_stdout(None))
         load_checkpoint(model, optimizer if not weights_only else None, scheduler if not weights_only else None)
@@ -113,7 +118,8 @@ def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_
 
 @contextlib.contextmanager
 def _by_itself(path: pathlib.Path, iteration: int) -> Iterator[pathlib.Path]:
-    """A folder with this checkpoint and a tracker file that names it. Megatron looks for the latter first: it ends the process where the
+    """A folder with this checkpoint and a tracker file that names it. Megatron looks for the latter first: it ends the
+    process where the
     file is emptied or gone, and does not take iteration 0 where it names a later one."""
     with tempfile.TemporaryDirectory(prefix="slime-load-") as name:
         root = pathlib.Path(name)
@@ -128,15 +134,17 @@ def _check_resumable(args, path: pathlib.Path) -> None:
     theirs = common["args"]
     if theirs.no_save_optim:
         raise DataError(
-            f"{path}: it was saved with --no-save-optim, so Adam's moments and the schedule are not in it and training cannot go on there",
+            f"{path}: it was saved with --no-save-optim, so Adam's moments and the schedule are not in it and training"
+            " cannot go on there",
             "start another --run-dir with --load and this folder: its weights are whole",
         )
     if theirs.use_distributed_optimizer != args.use_distributed_optimizer:
         ours = "with" if args.use_distributed_optimizer else "without"
         raise DataError(
-            f"{path}: its optimizer was{'' if theirs.use_distributed_optimizer else ' not'} distributed and this run is {ours} "
-            "--use-distributed-optimizer", "give that flag to both or to neither",
-        )  # fmt: skip
+            f"{path}: its optimizer was{'' if theirs.use_distributed_optimizer else ' not'} distributed and this run is"
+            f" {ours} --use-distributed-optimizer",
+            "give that flag to both or to neither",
+        )
     if args.use_distributed_optimizer:
         _check_layout(args, theirs, dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}, path)
 
@@ -146,8 +154,9 @@ def _check_layout(args, theirs, metadata: dict, path: pathlib.Path) -> None:
     kind = metadata.get("distrib_optim_sharding_type")
     if sizes[0] != sizes[1] and kind not in DistributedOptimizer.checkpoint_fully_reshardable_formats:
         raise DataError(
-            f"{path}: saved in tensor x pipeline {sizes[0][0]} x {sizes[0][1]}, this run has {sizes[1][0]} x {sizes[1][1]}, and its "
-            f"distributed optimizer is in the format {kind}, which fits other data parallel sizes only",
+            f"{path}: saved in tensor x pipeline {sizes[0][0]} x {sizes[0][1]}, this run has {sizes[1][0]} x"
+            f" {sizes[1][1]}, and its distributed optimizer is in the format {kind}, which fits other data parallel"
+            " sizes only",
             "resume in that layout, or save with --dist-ckpt-optim-fully-reshardable (not with --use-stateless-adam)",
         )
 
@@ -158,7 +167,8 @@ def inner_optimizers(optimizer) -> list:
 
 
 def _before_the_first_step(optimizer) -> None:
-    """Gives an optimizer that has not stepped (a policy's while its critic trains alone) the state that it begins with: a
+    """Gives an optimizer that has not stepped (a policy's while its critic trains alone) the state that it begins with:
+    a
     checkpoint without it could not be loaded, since loading asks for all of it."""
     for inner in inner_optimizers(optimizer):
         torch_optimizer = getattr(inner, "optimizer", None)
@@ -167,14 +177,16 @@ def _before_the_first_step(optimizer) -> None:
         inner.init_state_fn(torch_optimizer, inner.config)
         if isinstance(torch_optimizer, torch.optim.Adam | torch.optim.AdamW):
             for state in torch_optimizer.state.values():
-                # Megatron leaves a step of 0 out of the checkpoint, and torch then refuses it. This one is not 0, and the
+                # Megatron leaves a step of 0 out of the checkpoint, and torch then refuses it. This one is not 0, and
+                # the
                 # next is 1 exactly.
                 state["step"] = torch.tensor(1e-30)
 
 
 @contextlib.contextmanager
 def _state_to_load_into(args, optimizer) -> Iterator[None]:
-    """A sharded load fills state that exists; torch's AdamW makes its state at the first step only. And while Megatron loads
+    """A sharded load fills state that exists; torch's AdamW makes its state at the first step only. And while Megatron
+    loads
     the fully reshardable format, that state must have no tensors but the moments: the step count is none meanwhile."""
 
     def step_is_no_tensor(torch_optimizer) -> None:

@@ -1,13 +1,20 @@
-"""Corrections for samples that another policy generated than the one that training calls old. Numpy in float64; torch-free.
+"""Corrections for samples that another policy generated than the one that training calls old. Numpy in float64;
+torch-free.
 
-The engine samples from ``mu`` (its own kernels, perhaps older weights) while the loss takes ``pi_old`` from Megatron. With
-``d = log pi_old - log mu`` at each trained token, an importance weight ``exp(d)`` on the loss corrects the difference, and
-samples too far off can be rejected. Both are constants of the batch, computed over the whole of it before the first step,
-so they cannot depend on packing or layout. What bounds decide is decided on the ratio itself; only what is multiplied into
+The engine samples from ``mu`` (its own kernels, perhaps older weights) while the loss takes ``pi_old`` from Megatron.
+With
+``d = log pi_old - log mu`` at each trained token, an importance weight ``exp(d)`` on the loss corrects the difference,
+and
+samples too far off can be rejected. Both are constants of the batch, computed over the whole of it before the first
+step,
+so they cannot depend on packing or layout. What bounds decide is decided on the ratio itself; only what is multiplied
+into
 the loss has its exponent bounded.
 
-References: truncated importance sampling, TIS (F. Yao et al., "Your efficient RL framework secretly brings you off-policy RL
-training", 2025); IcePop (Ring-1T, arXiv 2510.18855): ``--tis-mode mask`` at token level; masked importance sampling with
+References: truncated importance sampling, TIS (F. Yao et al., "Your efficient RL framework secretly brings you
+off-policy RL
+training", 2025); IcePop (Ring-1T, arXiv 2510.18855): ``--tis-mode mask`` at token level; masked importance sampling
+with
 sequence and geometric levels (MIS, slime's and verl's rollout correction).
 """
 
@@ -21,7 +28,8 @@ from slime_cli.training.advantages import Shape, execution_rewards
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
 LIMIT = 20.0
-"""Bound on an exponent whose value is multiplied or averaged: exp(20) is out of any range that training uses, and finite in
+"""Bound on an exponent whose value is multiplied or averaged: exp(20) is out of any range that training uses, and
+finite in
 float32."""
 
 
@@ -68,10 +76,13 @@ Custom = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, dict[str, float]]]
 
 
 def mean_weight(weights_R: np.ndarray, level: str, shape: Shape, executions_N: np.ndarray | None) -> float:
-    """What ``--tis-batch-normalize`` divides by: the mean over all that have a weight of their own, of which there must be one.
+    """What ``--tis-batch-normalize`` divides by: the mean over all that have a weight of their own, of which there must
+    be one.
 
-    At token level those are the trained tokens. At the other levels they are samples, however long they are; siblings that
-    one execution fanned out count as one together, with their mean. ``executions_N``: which execution each sample came from;
+    At token level those are the trained tokens. At the other levels they are samples, however long they are; siblings
+    that
+    one execution fanned out count as one together, with their mean. ``executions_N``: which execution each sample came
+    from;
     each its own when not given.
     """
     if level == "token":
@@ -83,17 +94,25 @@ def mean_weight(weights_R: np.ndarray, level: str, shape: Shape, executions_N: n
 
 
 def correct(
-    settings, old_log_probs_R: np.ndarray, rollout_log_probs_R: np.ndarray, shape: Shape, custom: Custom | None = None,
+    settings,
+    old_log_probs_R: np.ndarray,
+    rollout_log_probs_R: np.ndarray,
+    shape: Shape,
+    custom: Custom | None = None,
     executions_N: np.ndarray | None = None,
-) -> Correction:  # fmt: skip
-    """Weights by ``settings`` (``use_tis``, ``tis_*``, ``use_rs``, ``rs_*``), and what they did. ``custom`` takes the place of
+) -> Correction:
+    """Weights by ``settings`` (``use_tis``, ``tis_*``, ``use_rs``, ``rs_*``), and what they did. ``custom`` takes the
+    place of
     the ``tis_*``; without ``use_tis`` only its metrics count. ``executions_N`` as in :func:`mean_weight`."""
-    s, mask_R = settings, shape.mask_R
+    s = settings
+    mask_R = shape.mask_R
     gap_R = shape.masked(old_log_probs_R) - shape.masked(rollout_log_probs_R)
-    weights_R, metrics = mask_R.astype(np.float64), mismatch(gap_R, shape)
+    weights_R = mask_R.astype(np.float64)
+    metrics = mismatch(gap_R, shape)
     if custom is not None:
         custom_R, theirs = custom(old_log_probs_R, rollout_log_probs_R)
-        weights_R, metrics = custom_R if s.use_tis else weights_R, metrics | theirs
+        weights_R = custom_R if s.use_tis else weights_R
+        metrics = metrics | theirs
     elif s.use_tis:
         ratio_R = ratios(log_weights(gap_R, s.tis_level, shape))
         bounded_R = bounded(ratio_R, s.tis_mode, s.tis_clip_low, s.tis_clip)
@@ -112,7 +131,8 @@ def correct(
 def rejection(settings, gap_R: np.ndarray, shape: Shape) -> np.ndarray:
     """bool [R], False at tokens whose ratio at ``rs_level`` is out of bounds, and in every sample that a veto strikes.
 
-    The veto rejects a whole sample with one token whose ratio is below ``rs_veto_threshold``: the old policy would all but
+    The veto rejects a whole sample with one token whose ratio is below ``rs_veto_threshold``: the old policy would all
+    but
     never have said it.
     """
     s = settings
@@ -125,8 +145,10 @@ def rejection(settings, gap_R: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def mismatch(gap_R: np.ndarray, shape: Shape) -> dict[str, float]:
-    """How far the engine's policy is from the old one, over trained tokens: estimates of the divergence of ``pi_old`` from
-    ``mu`` under samples of ``mu`` (k1 and k3), the ratio's mean, spread and maximum, and the share of samples that are left
+    """How far the engine's policy is from the old one, over trained tokens: estimates of the divergence of ``pi_old``
+    from
+    ``mu`` under samples of ``mu`` (k1 and k3), the ratio's mean, spread and maximum, and the share of samples that are
+    left
     of the batch once importance is accounted for (effective sample size, at sequence level)."""
     gap = gap_R[shape.mask_R]
     if not len(gap):

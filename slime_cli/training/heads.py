@@ -1,8 +1,10 @@
 """What is read off the last hidden states: log-probabilities and entropies, without ever holding the logits of a pack.
 
-Megatron's model hands its hidden states, output layer and weight to an ``output_processor``; these are such. Only the rows
+Megatron's model hands its hidden states, output layer and weight to an ``output_processor``; these are such. Only the
+rows
 that predict a response token are projected onto the vocabulary, a chunk at a time, and a chunk's logits are thrown away
-and made again in the backward pass. Memory follows chunk x vocabulary, whatever the pack's length; the price is one more
+and made again in the backward pass. Memory follows chunk x vocabulary, whatever the pack's length; the price is one
+more
 projection of those rows.
 """
 
@@ -25,7 +27,8 @@ CHUNK_BYTES = 256 * 2**20
 def hidden_rows(hidden_SBH: torch.Tensor, mb: MicroBatch, sequence_parallel: bool) -> torch.Tensor:
     """Hidden states at the places that predict a response token, [R, 1, H], whole on every tensor-parallel rank."""
     if sequence_parallel:
-        # Every rank goes on with all rows, and the projection sums their gradients over ranks: here they are only split.
+        # Every rank goes on with all rows, and the projection sums their gradients over ranks: here they are only
+        # split.
         hidden_SBH = gather_from_sequence_parallel_region(hidden_SBH, tensor_parallel_output_grad=False)
     return hidden_SBH[mb.where_R]
 
@@ -33,14 +36,17 @@ def hidden_rows(hidden_SBH: torch.Tensor, mb: MicroBatch, sequence_parallel: boo
 @contextlib.contextmanager
 def _without_sequence_parallel(layer) -> Iterator[None]:
     """The output layer takes whole rows meanwhile (:func:`hidden_rows` has gathered them)."""
-    before, layer.sequence_parallel = layer.sequence_parallel, False
+    before = layer.sequence_parallel
+    layer.sequence_parallel = False
     try:
         yield
     finally:
         layer.sequence_parallel = before
 
 
-def projector(hidden_states, output_layer, output_weight, scale_logits, config, **unused) -> Callable[[torch.Tensor], torch.Tensor]:
+def projector(
+    hidden_states, output_layer, output_weight, scale_logits, config, **unused
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """From rows [n, 1, H] to this rank's slice of their logits [n, V / tp], with what Megatron gave the processor."""
 
     def project(rows_R1H: torch.Tensor) -> torch.Tensor:
@@ -62,10 +68,13 @@ def values(mb: MicroBatch, **given) -> torch.Tensor:
     return values_SB1[mb.where_R].flatten().float()
 
 
-def log_probs(mb: MicroBatch, *, temperature: float, entropy: str = "no", chunk: int | None = None, **given) -> torch.Tensor:
+def log_probs(
+    mb: MicroBatch, *, temperature: float, entropy: str = "no", chunk: int | None = None, **given
+) -> torch.Tensor:
     """Log-probability of each response token, and its position's entropy where asked: float32 [2, R] (zeros without).
 
-    ``entropy``: ``no``, ``value`` (without a gradient) or ``gradient``. Where the micro-batch says what sampling had left to
+    ``entropy``: ``no``, ``value`` (without a gradient) or ``gradient``. Where the micro-batch says what sampling had
+    left to
     choose from, the log-probability is the one among that; the entropy is of the whole distribution always.
     """
     project = projector(**given)
@@ -89,4 +98,6 @@ def log_probs(mb: MicroBatch, *, temperature: float, entropy: str = "no", chunk:
         return of_chunk(rows_R1H, mb.targets_R, 0)
     again = functools.partial(checkpoint, of_chunk, use_reentrant=False) if torch.is_grad_enabled() else of_chunk
     firsts = range(0, len(rows_R1H), chunk)
-    return torch.cat([again(h, t, i) for h, t, i in zip(rows_R1H.split(chunk), mb.targets_R.split(chunk), firsts)], dim=1)
+    return torch.cat(
+        [again(h, t, i) for h, t, i in zip(rows_R1H.split(chunk), mb.targets_R.split(chunk), firsts)], dim=1
+    )

@@ -1,6 +1,7 @@
 """Genuine Megatron in this process: its parser, its validation, its process groups, its seeds.
 
-One call of :func:`initialise` a process. A later stage of a run re-parses its own options with :func:`parse` in the same
+One call of :func:`initialise` a process. A later stage of a run re-parses its own options with :func:`parse` in the
+same
 process groups.
 """
 
@@ -24,15 +25,39 @@ from slime_cli.serving import address
 def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
     """Native options that slime sets for every run; a user's own come later on the line and win."""
     out = [
-        "--attention-dropout", "0", "--hidden-dropout", "0", "--tokenizer-type", "NullTokenizer",
-        "--lr-decay-style", "constant", "--train-iters", "1000000", "--ckpt-format", "torch_dist", "--no-rope-fusion",
-        "--moe-token-dispatcher-type", "alltoall", "--micro-batch-size", "1", "--lr-warmup-iters", "0", "--eval-iters", "0", "--eval-interval", "1000000",
-    ]  # fmt: skip
+        "--attention-dropout",
+        "0",
+        "--hidden-dropout",
+        "0",
+        "--tokenizer-type",
+        "NullTokenizer",
+        "--lr-decay-style",
+        "constant",
+        "--train-iters",
+        "1000000",
+        "--ckpt-format",
+        "torch_dist",
+        "--no-rope-fusion",
+        "--moe-token-dispatcher-type",
+        "alltoall",
+        "--micro-batch-size",
+        "1",
+        "--lr-warmup-iters",
+        "0",
+        "--eval-iters",
+        "0",
+        "--eval-interval",
+        "1000000",
+    ]
     if not transformer_engine:
         out += [
-            "--transformer-impl", "local", "--no-masked-softmax-fusion", "--no-persist-layer-norm",
-            "--no-gradient-accumulation-fusion", "--no-bias-swiglu-fusion",
-        ]  # fmt: skip
+            "--transformer-impl",
+            "local",
+            "--no-masked-softmax-fusion",
+            "--no-persist-layer-norm",
+            "--no-gradient-accumulation-fusion",
+            "--no-bias-swiglu-fusion",
+        ]
     if device.kind == "cpu":
         out += ["--distributed-backend", "gloo", "--use-cpu-initialization"]
     else:
@@ -41,11 +66,13 @@ def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
 
 
 def parse(argv: list[str], rank: int, world_size: int):
-    """Megatron's own ``parse_args`` and ``validate_args`` over ``argv``. Raises UsageError with Megatron's own words."""
+    """Megatron's own ``parse_args`` and ``validate_args`` over ``argv``. Raises UsageError with Megatron's own
+    words."""
     from megatron.training.arguments import parse_args, validate_args
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=os.environ.get("LOCAL_RANK", str(rank)))
-    saved, sys.argv = sys.argv, ["megatron", *argv]
+    saved = sys.argv
+    sys.argv = ["megatron", *argv]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
@@ -55,7 +82,9 @@ def parse(argv: list[str], rank: int, world_size: int):
             validate_args(args)
     except SystemExit:
         last = said.getvalue().strip().splitlines()[-1:]
-        raise UsageError(f"Megatron refuses the options: {' '.join(last)}", "its own --help lists what it takes") from None
+        raise UsageError(
+            f"Megatron refuses the options: {' '.join(last)}", "its own --help lists what it takes"
+        ) from None
     except (AssertionError, ValueError, RuntimeError) as error:
         raise UsageError(f"Megatron refuses the options: {error}", "see the option it names") from error
     finally:
@@ -79,7 +108,11 @@ def initialise(args, device: hardware.Device) -> None:
     store = _meeting_point(args.rank, args.world_size)
     minutes = args.distributed_timeout_minutes
     torch.distributed.init_process_group(
-        device.backend, store=store, rank=args.rank, world_size=args.world_size, timeout=datetime.timedelta(minutes=minutes)
+        device.backend,
+        store=store,
+        rank=args.rank,
+        world_size=args.world_size,
+        timeout=datetime.timedelta(minutes=minutes),
     )
     mpu.initialize_model_parallel(
         args.tensor_model_parallel_size,
@@ -95,7 +128,8 @@ def initialise(args, device: hardware.Device) -> None:
 
 def _meeting_point(rank: int, world_size: int) -> torch.distributed.TCPStore:
     """Where the ranks find each other. Rank 0 listens on ``MASTER_ADDR`` alone; torch by itself on every interface."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     if address.is_loopback(host):  # the ranks' own connections stay on this machine as well
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -105,7 +139,9 @@ def _meeting_point(rank: int, world_size: int) -> torch.distributed.TCPStore:
         try:
             listener = socket.create_server((host, port), family=family, backlog=4096).detach()
         except OSError as error:
-            raise EngineError(f"the trainer cannot listen on {host} port {port}: {error.strerror}", "start it again") from None
+            raise EngineError(
+                f"the trainer cannot listen on {host} port {port}: {error.strerror}", "start it again"
+            ) from None
     patience = datetime.timedelta(minutes=30)
     return torch.distributed.TCPStore(host, port, world_size, rank == 0, timeout=patience, master_listen_fd=listener)
 

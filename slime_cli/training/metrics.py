@@ -1,6 +1,7 @@
 """Training metrics: sums over trained tokens, added up over micro-batches, ranks and steps before anything is divided.
 
-A metric is a tensor of token values (reported as its mean over trained tokens) or a pair (values, weights) that is already
+A metric is a tensor of token values (reported as its mean over trained tokens) or a pair (values, weights) that is
+already
 normalised over the global batch (reported as its weighted sum). Names are slime's, without the ``train/`` prefix.
 """
 
@@ -23,14 +24,17 @@ def of_micro_batch(report: dict, mask_R: torch.Tensor) -> dict[str, torch.Tensor
         if isinstance(values, tuple):
             values, weight_R = values
         kept_R = masked(values.detach().double(), mask_R)
-        out[f"sum:{name}" if weight_R is not None else f"mean:{name}"] = (kept_R * (1 if weight_R is None else weight_R)).sum()
+        out[f"sum:{name}" if weight_R is not None else f"mean:{name}"] = (
+            kept_R * (1 if weight_R is None else weight_R)
+        ).sum()
         if name in MAXIMA:
             out[f"max:{name}"] = kept_R.max()
     return out
 
 
 def over_ranks(reports: list[dict[str, torch.Tensor]], **scalars: float) -> dict[str, float] | None:
-    """Totals of a step over micro-batches and data-parallel ranks. Collective on the last pipeline stage; None elsewhere."""
+    """Totals of a step over micro-batches and data-parallel ranks. Collective on the last pipeline stage; None
+    elsewhere."""
     if not mpu.is_pipeline_last_stage(ignore_virtual=True):
         return None
     group = mpu.get_data_parallel_group(with_context_parallel=True)

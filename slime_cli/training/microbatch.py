@@ -1,6 +1,7 @@
 """A micro-batch as tensors: the pack's tokens, and for every response token what the loss needs to know.
 
-``R`` counts the response tokens that are predicted on this rank, sample by sample: all of the micro-batch's samples, or this
+``R`` counts the response tokens that are predicted on this rank, sample by sample: all of the micro-batch's samples, or
+this
 rank's share of them under context parallelism.
 """
 
@@ -22,7 +23,8 @@ class MicroBatch:
     """Which samples of the batch it holds, in order; empty for a filler."""
     tokens_T: torch.Tensor
     padding_T: torch.Tensor
-    """bool, True where a token only fills a place; never in a filler, since routers divide by the count of the others."""
+    """bool, True where a token only fills a place; never in a filler, since routers divide by the count of the
+    others."""
     pack: packs.Pack
     where_R: torch.Tensor
     """The place in the pack whose logits predict each response token."""
@@ -47,9 +49,11 @@ class MicroBatch:
     correction_R: torch.Tensor | None = None
     """What the policy loss is multiplied by: an off-policy correction, a user's reducer."""
     routed_experts_TLK: torch.Tensor | None = None
-    """Experts that the engine chose for each of this rank's tokens in all layers of the model, on the host, until they are taken."""
+    """Experts that the engine chose for each of this rank's tokens in all layers of the model, on the host, until they
+    are taken."""
     routes: dict[tuple[int, int], torch.Tensor] = dataclasses.field(default_factory=dict)
-    """Experts chosen for this rank's tokens, int16 [T, K] by virtual pipeline stage and router; see :mod:`slime_cli.training.routing`."""
+    """Experts chosen for this rank's tokens, int16 [T, K] by virtual pipeline stage and router; see
+    :mod:`slime_cli.training.routing`."""
     on_policy: bool = True
     """The log-probabilities that are compared with the engine's are of the weights that generated it: only then is the
     difference a figure of the engines alone."""
@@ -64,27 +68,39 @@ class MicroBatch:
         return torch.as_tensor(values, dtype=torch.float32).to(self.tokens_T.device)
 
 
-def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut: packs.Cut, device, nucleus: bool = False) -> MicroBatch:
-    """Tensors of this rank's part (``cut``) of the samples at ``positions``, which may hold none of their response tokens.
+def build(
+    batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut: packs.Cut, device, nucleus: bool = False
+) -> MicroBatch:
+    """Tensors of this rank's part (``cut``) of the samples at ``positions``, which may hold none of their response
+    tokens.
     ``nucleus``: log-probabilities are taken among the tokens that sampling had left.
 
     No positions: a filler of masked tokens that keeps the ranks' collectives in step.
     """
     p = np.asarray(positions, np.int64)
-    lengths, responses = batch.lengths_N[p], batch.response_lengths_N[p]
+    lengths = batch.lengths_N[p]
+    responses = batch.response_lengths_N[p]
     owner_T, place_T = packs.places(lengths, cut)
-    real_T, at_T = place_T < lengths[owner_T], batch.starts_N[p][owner_T] + place_T
+    real_T = place_T < lengths[owner_T]
+    at_T = batch.starts_N[p][owner_T] + place_T
     tokens = np.where(real_T, batch.tokens_T[np.where(real_T, at_T, 0)], 0)
     response_T = place_T - (lengths - responses - 1)[owner_T]  # which response token a place predicts
     where = np.flatnonzero((response_T >= 0) & (response_T < responses[owner_T]))
-    owners, r = owner_T[where], (batch.response_starts_N[p][owner_T] + response_T)[where]
-    targets, mask, weight = batch.tokens_T[at_T[where] + 1], batch.loss_mask_R[r].astype(bool), weights_N[p][owners]
+    owners = owner_T[where]
+    r = (batch.response_starts_N[p][owner_T] + response_T)[where]
+    targets = batch.tokens_T[at_T[where] + 1]
+    mask = batch.loss_mask_R[r].astype(bool)
+    weight = weights_N[p][owners]
     if not len(where):
-        where, targets, mask, weight, owners = (np.zeros(1, t) for t in (np.int64, np.int64, bool, np.float64, np.int64))
+        where, targets, mask, weight, owners = (
+            np.zeros(1, t) for t in (np.int64, np.int64, bool, np.float64, np.int64)
+        )
     padding = (-len(tokens)) % cut.tokens_multiple if len(tokens) else cut.tokens_multiple
-    sizes, real_T = lengths.tolist(), np.concatenate([real_T, np.zeros(padding, bool)])
+    sizes = lengths.tolist()
+    real_T = np.concatenate([real_T, np.zeros(padding, bool)])
     if padding:
-        tokens, sizes = np.concatenate([tokens, np.zeros(padding, np.int64)]), [*sizes, padding * cut.size]
+        tokens = np.concatenate([tokens, np.zeros(padding, np.int64)])
+        sizes = [*sizes, padding * cut.size]
 
     routed = batch.routed_experts_TLK
     if routed is not None:  # what is padding goes to the first experts
@@ -99,11 +115,18 @@ def build(batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut
         return None if values_R is None else tensor(values_R[r] if len(r) else np.zeros(1), torch.float32)
 
     return MicroBatch(
-        positions=list(positions), tokens_T=tensor(tokens, torch.long), padding_T=tensor(~real_T if len(p) else real_T, torch.bool),
+        positions=list(positions),
+        tokens_T=tensor(tokens, torch.long),
+        padding_T=tensor(~real_T if len(p) else real_T, torch.bool),
         pack=packs.pack(sizes, device, cut),
-        where_R=tensor(where, torch.long), targets_R=tensor(targets, torch.long), mask_R=tensor(mask, torch.bool),
-        weight_R=tensor(weight, torch.float32), sample_R=tensor(owners, torch.long), rows_R=r,
-        rollout_log_probs_R=column(batch.rollout_log_probs_R), teacher_log_probs_R=column(batch.teacher_log_probs_R),
+        where_R=tensor(where, torch.long),
+        targets_R=tensor(targets, torch.long),
+        mask_R=tensor(mask, torch.bool),
+        weight_R=tensor(weight, torch.float32),
+        sample_R=tensor(owners, torch.long),
+        rows_R=r,
+        rollout_log_probs_R=column(batch.rollout_log_probs_R),
+        teacher_log_probs_R=column(batch.teacher_log_probs_R),
         nucleus=None if not nucleus else Nucleus.of(batch.kept_ids_K, batch.kept_counts_R, r, device),
         routed_experts_TLK=None if routed is None else torch.from_numpy(routed.astype(np.int16)),
-    )  # fmt: skip
+    )

@@ -17,7 +17,8 @@ def provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg
     config = config or core_transformer_config_from_args(args)
     if config.experimental_attention_variant:
         raise UsageError(
-            f"attention variant {config.experimental_attention_variant}: Megatron has it on Transformer Engine's layers only",
+            f"attention variant {config.experimental_attention_variant}: Megatron has it on Transformer Engine's layers"
+            " only",
             "slime does not train or convert this architecture yet",
         )
     if config.multi_latent_attention:
@@ -62,7 +63,8 @@ def _yarn(config, args) -> None:
 class ValueHead(torch.nn.Module):
     """One number a token in the place of the output layer: PPO's critic reads it off the last hidden state.
 
-    The weight is whole on every tensor-parallel rank. With sequence parallelism a rank sees a slice of the sequence, so the
+    The weight is whole on every tensor-parallel rank. With sequence parallelism a rank sees a slice of the sequence, so
+    the
     values are gathered, and Megatron sums the weight's gradient over those ranks because of the mark on it.
     """
 

@@ -34,9 +34,19 @@ class Network:
     """``provider`` builds the model from Megatron's arguments; ``name`` is what messages and spans call it."""
 
     def __init__(
-        self, args, provider: Callable, tracer: Tracer, name: str = "policy", *, skip_nan: bool = False, stateless_optimizer: bool = False
+        self,
+        args,
+        provider: Callable,
+        tracer: Tracer,
+        name: str = "policy",
+        *,
+        skip_nan: bool = False,
+        stateless_optimizer: bool = False,
     ):
-        self.args, self.tracer, self.name, self.skip_nan = args, tracer, name, skip_nan
+        self.args = args
+        self.tracer = tracer
+        self.name = name
+        self.skip_nan = skip_nan
         if skip_nan:
             args.check_for_nan_in_loss_and_grad = False  # Megatron's own check ends the process
         self.activate()
@@ -56,13 +66,15 @@ class Network:
         self._kept: dict[str, dict[str, torch.Tensor]] = {}
 
     def activate(self) -> None:
-        """Makes this network's arguments the ones that Megatron's global functions read: building, saving and loading."""
+        """Makes this network's arguments the ones that Megatron's global functions read: building, saving and
+        loading."""
         set_args(self.args)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of all weights that this rank holds, over virtual pipeline stages: parameters, and the buffers that a
+        """(name, tensor) of all weights that this rank holds, over virtual pipeline stages: parameters, and the buffers
+        that a
         checkpoint has too (the bias by which a router chooses experts)."""
         for chunk, module in enumerate(self.model):
             for name, parameter in module.named_parameters():
@@ -126,13 +138,19 @@ class Network:
         return self._pass(mbs, head, lambda mb, out: out, routing, forward_only=True)
 
     def train(self, mbs: list[MicroBatch], head: Head, loss: Callable, routing: str = FREE) -> tuple[list, float]:
-        """One optimizer step of the sum of ``loss(mb, head's output) -> (loss, report)`` over micro-batches and data-parallel
+        """One optimizer step of the sum of ``loss(mb, head's output) -> (loss, report)`` over micro-batches and
+        data-parallel
         ranks. The reports (last stage only) and the gradient's norm before clipping. ``routing``: see
         :mod:`slime_cli.training.routing`."""
         # Megatron divides by the micro-batch count, multiplies by the context parallel ranks and, unless
-        # --calculate-per-token-loss makes it add up, averages over these and the data-parallel ones; the weights in the loss
+        # --calculate-per-token-loss makes it add up, averages over these and the data-parallel ones; the weights in the
+        # loss
         # are global.
-        ranks = 1 / self.args.context_parallel_size if self.args.calculate_per_token_loss else mpu.get_data_parallel_world_size()
+        ranks = (
+            1 / self.args.context_parallel_size
+            if self.args.calculate_per_token_loss
+            else mpu.get_data_parallel_world_size()
+        )
         scale = len(mbs) * ranks
 
         def scaled(mb, out):
@@ -153,8 +171,10 @@ class Network:
         return reports, grad_norm
 
     def _scale_auxiliary_losses(self, mbs: list[MicroBatch]) -> None:
-        """With --calculate-per-token-loss Megatron's routers multiply their load-balancing losses by the token count, for a
-        division by all tokens of the step that Megatron would make later. The weights in slime's loss are divided already, so
+        """With --calculate-per-token-loss Megatron's routers multiply their load-balancing losses by the token count,
+        for a
+        division by all tokens of the step that Megatron would make later. The weights in slime's loss are divided
+        already, so
         the factor is made here. Otherwise the losses are means over micro-batches and ranks by themselves."""
         if not (self.args.calculate_per_token_loss and self.config.num_moe_experts):
             return
@@ -163,7 +183,8 @@ class Network:
         self.config.moe_grad_scale_func = lambda: self.optimizer.scale_loss(1.0 / tokens)
 
     def _apply(self) -> float:
-        """The optimizer's step; the gradient's norm before clipping. Nothing moves when it is not finite and is to be skipped."""
+        """The optimizer's step; the gradient's norm before clipping. Nothing moves when it is not finite and is to be
+        skipped."""
         before = None
         if self.skip_nan or not self.args.clip_grad:  # Megatron gives the norm only where it clips
             self.optimizer.prepare_grads()
@@ -175,7 +196,8 @@ class Network:
         if not ok or not math.isfinite(norm):
             raise EngineError(
                 f"{self.name}: the gradient's norm is {norm}",
-                "look at the rewards and log-probabilities of the last rollout; --on-nan-gradient skip leaves such steps out",
+                "look at the rewards and log-probabilities of the last rollout; --on-nan-gradient skip leaves such"
+                " steps out",
             )
         return norm
 
@@ -195,11 +217,17 @@ class Network:
     def _padding(self, mb: MicroBatch, model) -> dict[str, torch.Tensor]:
         """Tells routers which tokens are padding: balancing the experts is about the others.
 
-        Not with --calculate-per-token-loss, where Megatron then counts the tokens of all tensor and context parallel ranks for
-        each of them (its all-reduce is in place, core 0.19.2), and not with an expert bias, where its shapes do not fit; a few
+        Not with --calculate-per-token-loss, where Megatron then counts the tokens of all tensor and context parallel
+        ranks for
+        each of them (its all-reduce is in place, core 0.19.2), and not with an expert bias, where its shapes do not
+        fit; a few
         tokens of padding count there.
         """
-        if not self.config.num_moe_experts or self.args.calculate_per_token_loss or self.config.moe_router_enable_expert_bias:
+        if (
+            not self.config.num_moe_experts
+            or self.args.calculate_per_token_loss
+            or self.config.moe_router_enable_expert_bias
+        ):
             return {}
         padding_T = mb.padding_T
         if self.args.sequence_parallel and not unwrap_model(model).pre_process:  # the first stage splits it by itself
@@ -211,9 +239,13 @@ class Network:
             mb = next(iterator)
             with self.routers.during(mb, self.model.index(model), routing):
                 out = model(
-                    mb.tokens_T[None], mb.pack.positions_T[None], None, packed_seq_params=mb.pack,
-                    output_processor=functools.partial(head, mb), **self._padding(mb, model),
-                )  # fmt: skip
+                    mb.tokens_T[None],
+                    mb.pack.positions_T[None],
+                    None,
+                    packed_seq_params=mb.pack,
+                    output_processor=functools.partial(head, mb),
+                    **self._padding(mb, model),
+                )
             return out, lambda output, non_loss_data=False: last(mb, output)
 
         for module in self.model:
@@ -221,9 +253,14 @@ class Network:
         iterators = [iter(mbs) for _ in self.model]
         with torch.no_grad() if forward_only else contextlib.nullcontext():
             found = get_forward_backward_func()(
-                forward_step_func=forward_step, data_iterator=iterators if len(iterators) > 1 else iterators[0], model=self.model,
-                num_microbatches=len(mbs), seq_length=self.args.seq_length, micro_batch_size=1, forward_only=forward_only,
+                forward_step_func=forward_step,
+                data_iterator=iterators if len(iterators) > 1 else iterators[0],
+                model=self.model,
+                num_microbatches=len(mbs),
+                seq_length=self.args.seq_length,
+                micro_batch_size=1,
+                forward_only=forward_only,
                 collect_non_loss_data=forward_only,
-            )  # fmt: skip
+            )
         self.routers.forget()
         return found

@@ -1,8 +1,11 @@
 """From samples to micro-batches: split into steps, pack, then hand out.
 
-Invariants, each tested: siblings of an execution are in one step; every sample of a step is in exactly one micro-batch or is
-counted as dropped; every data-parallel rank gets the same number of micro-batches; a micro-batch holds at most ``max_tokens``
-tokens unless it is one oversize sample that the policy isolates. The schedule depends on the lengths, and the costs that follow
+Invariants, each tested: siblings of an execution are in one step; every sample of a step is in exactly one micro-batch
+or is
+counted as dropped; every data-parallel rank gets the same number of micro-batches; a micro-batch holds at most
+``max_tokens``
+tokens unless it is one oversize sample that the policy isolates. The schedule depends on the lengths, and the costs
+that follow
 from them, alone, so every rank computes the same one by itself. Torch-free.
 """
 
@@ -25,12 +28,14 @@ class Schedule:
 
 
 def padded(length, ranks: int):
-    """Tokens that a sample of ``length`` (a number or an array) has over ``ranks`` context parallel ranks, two chunks on each."""
+    """Tokens that a sample of ``length`` (a number or an array) has over ``ranks`` context parallel ranks, two chunks
+    on each."""
     return length if ranks == 1 else -(-length // (2 * ranks)) * 2 * ranks
 
 
 def split_steps(executions: Sequence[int], steps: int) -> list[list[int]]:
-    """Positions of each optimizer step's samples, whose executions are given: executions in order, as even as they can be.
+    """Positions of each optimizer step's samples, whose executions are given: executions in order, as even as they can
+    be.
 
     The trainer's steps and the conductor's account of what each trained are both made here.
     """
@@ -42,7 +47,9 @@ def split_steps(executions: Sequence[int], steps: int) -> list[list[int]]:
     return [[position for siblings in whole[a:b] for position in siblings] for a, b in zip(edges, edges[1:])]
 
 
-def first_fit(positions: list[int], lengths: list[int], max_tokens: int, oversize: str) -> tuple[list[list[int]], list[int]]:
+def first_fit(
+    positions: list[int], lengths: list[int], max_tokens: int, oversize: str
+) -> tuple[list[list[int]], list[int]]:
     """Bins of at most ``max_tokens`` tokens, longest samples first; and the positions dropped for being over it."""
     bins: list[list[int]] = []
     room: list[int] = []
@@ -74,9 +81,12 @@ def first_fit(positions: list[int], lengths: list[int], max_tokens: int, oversiz
     return bins, dropped
 
 
-def even_packs(bins: list[list[int]], lengths: list[int], costs: list[float], max_tokens: int, multiple: int) -> list[list[int]]:
+def even_packs(
+    bins: list[list[int]], lengths: list[int], costs: list[float], max_tokens: int, multiple: int
+) -> list[list[int]]:
     """First-fit's ``bins`` formed anew for even costs by Karmarkar-Karp: a multiple of ``multiple`` of them, none above
-    ``max_tokens`` but the oversize ones, which stay. More bins are taken, a sixteenth at a time, until the cap holds."""
+    ``max_tokens`` but the oversize ones, which stay. More bins are taken, a sixteenth at a time, until the cap holds.
+    """
     alone = [b for b in bins if sum(lengths[i] for i in b) > max_tokens]
     rest = sorted(i for b in bins for i in b if lengths[i] <= max_tokens)
     count = len(bins) - len(alone)
@@ -90,13 +100,23 @@ def even_packs(bins: list[list[int]], lengths: list[int], costs: list[float], ma
 
 
 def schedule(
-    positions: list[int], lengths: list[int], dp: int, *, max_tokens: int | None, micro_batch_size: int,
-    oversize: str = "isolate", multiple: int = 1, pack_by: list[float] | None = None, deal_by: list[float] | None = None,
-) -> Schedule:  # fmt: skip
+    positions: list[int],
+    lengths: list[int],
+    dp: int,
+    *,
+    max_tokens: int | None,
+    micro_batch_size: int,
+    oversize: str = "isolate",
+    multiple: int = 1,
+    pack_by: list[float] | None = None,
+    deal_by: list[float] | None = None,
+) -> Schedule:
     """Micro-batches of one step for ``dp`` ranks. ``multiple``: each rank's count is a multiple of it (interleaved PP).
 
-    ``max_tokens=None`` means static batching: ``micro_batch_size`` samples a micro-batch. ``pack_by`` and ``deal_by`` are costs
-    by position: packs are formed, or handed out to the ranks, for an even load of them. Without the one packs are as full as
+    ``max_tokens=None`` means static batching: ``micro_batch_size`` samples a micro-batch. ``pack_by`` and ``deal_by``
+    are costs
+    by position: packs are formed, or handed out to the ranks, for an even load of them. Without the one packs are as
+    full as
     first-fit makes them, without the other they are dealt back and forth, by tokens or what they were formed by.
     """
     if max_tokens is None:

@@ -1,7 +1,9 @@
 """A pack of sequences as Megatron's layers see it: lengths, positions, and where attention finds each token.
 
-Context parallelism cuts every sequence into ``2 * size`` equal chunks and gives rank r chunks r and ``2 * size - 1 - r``, so
-that causal attention costs every rank the same (the zigzag of Llama 3, arXiv 2407.21783, section 3.3.2; Transformer Engine's
+Context parallelism cuts every sequence into ``2 * size`` equal chunks and gives rank r chunks r and ``2 * size - 1 -
+r``, so
+that causal attention costs every rank the same (the zigzag of Llama 3, arXiv 2407.21783, section 3.3.2; Transformer
+Engine's
 cut too). A sequence is padded on its right to whole chunks: no token before the padding ever sees it.
 """
 
@@ -45,7 +47,8 @@ class Cut:
 class Rectangles:
     """Sequences stacked by length for attention: each rectangle is n rows of queries [n, Q] and of keys [n, K].
 
-    The last query of a row sees all its keys, the one before all but the last, and so on. Queries are places in this rank's
+    The last query of a row sees all its keys, the one before all but the last, and so on. Queries are places in this
+    rank's
     part of the pack, keys places in the parts of all context parallel ranks, one after the other.
     """
 
@@ -60,7 +63,8 @@ class Pack(PackedSeqParams):
     """Megatron's packed-sequence parameters with what the local layers need besides.
 
     For local layers ``cu_seqlens_q_padded`` is [0, T] on purpose: Megatron's RoPE slices angles by it, and with angles
-    already laid out token by token (:class:`slime_cli.training.attention.PackedRotary`) one slice replaces a Python loop over
+    already laid out token by token (:class:`slime_cli.training.attention.PackedRotary`) one slice replaces a Python
+    loop over
     sequences.
     """
 
@@ -78,13 +82,15 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def places(lengths_N: np.ndarray, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
-    """The sequence and the position in it of each token that the rank holds, both [T]; positions from the length on are padding."""
+    """The sequence and the position in it of each token that the rank holds, both [T]; positions from the length on are
+    padding."""
     lengths_N = np.asarray(lengths_N, np.int64)
     if cut.size == 1:
         return np.repeat(np.arange(len(lengths_N)), lengths_N), ranges(np.zeros_like(lengths_N), lengths_N)
     chunks_N = cut.chunks(lengths_N)
     owners_T = np.repeat(np.arange(len(lengths_N)), 2 * chunks_N)
-    within_T, chunk_T = ranges(np.zeros_like(chunks_N), 2 * chunks_N), chunks_N[owners_T]
+    within_T = ranges(np.zeros_like(chunks_N), 2 * chunks_N)
+    chunk_T = chunks_N[owners_T]
     first_T = within_T < chunk_T
     return owners_T, within_T + chunk_T * np.where(first_T, cut.rank, 2 * cut.size - 2 - cut.rank)
 
@@ -95,7 +101,8 @@ def pack(lengths: list[int], device: torch.device, cut: Cut = Cut()) -> Pack:
     whole_N = cut.whole(lengths)
     angles_T = positions_T
     if cut.size > 1:
-        half, angles_T = len(positions_T) // 2, np.zeros(len(positions_T) * cut.size, np.int64)
+        half = len(positions_T) // 2
+        angles_T = np.zeros(len(positions_T) * cut.size, np.int64)
         for chunk, own_T in ((cut.rank, positions_T[:half]), (2 * cut.size - 1 - cut.rank, positions_T[half:])):
             angles_T[chunk * half : (chunk + 1) * half] = own_T
     ends = slices = torch.from_numpy(np.concatenate([[0], np.cumsum(whole_N)])).int()
@@ -108,17 +115,27 @@ def pack(lengths: list[int], device: torch.device, cut: Cut = Cut()) -> Pack:
     else:
         ends = slices = ends.to(device)
     return Pack(
-        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=slices, cu_seqlens_kv_padded=slices,
-        max_seqlen_q=int(whole_N.max()), max_seqlen_kv=int(whole_N.max()), positions_T=torch.from_numpy(positions_T).to(device),
-        angles_T=torch.from_numpy(angles_T).to(device), rectangles=shape,
-    )  # fmt: skip
+        qkv_format="thd",
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
+        cu_seqlens_q_padded=slices,
+        cu_seqlens_kv_padded=slices,
+        max_seqlen_q=int(whole_N.max()),
+        max_seqlen_kv=int(whole_N.max()),
+        positions_T=torch.from_numpy(positions_T).to(device),
+        angles_T=torch.from_numpy(angles_T).to(device),
+        rectangles=shape,
+    )
 
 
 def rectangles(lengths: list[int]) -> Rectangles:
-    """Whole sequences grouped by length to the next power of two, padded on the right: at most doubled, and no query sees it."""
+    """Whole sequences grouped by length to the next power of two, padded on the right: at most doubled, and no query
+    sees it."""
     lengths = np.asarray(lengths, np.int64)
-    starts, classes = np.cumsum(lengths) - lengths, [int(n - 1).bit_length() for n in lengths]
-    queries, valid = [], []
+    starts = np.cumsum(lengths) - lengths
+    classes = [int(n - 1).bit_length() for n in lengths]
+    queries = []
+    valid = []
     for each in sorted(set(classes)):
         members = np.flatnonzero(np.asarray(classes) == each)
         column = np.arange(lengths[members].max())
@@ -129,10 +146,13 @@ def rectangles(lengths: list[int]) -> Rectangles:
 
 
 def zigzag(lengths: list[int], cut: Cut) -> Rectangles:
-    """The two chunks that a rank holds of every sequence, stacked by chunk length, with all keys up to a chunk's end."""
+    """The two chunks that a rank holds of every sequence, stacked by chunk length, with all keys up to a chunk's
+    end."""
     chunks = cut.chunks(lengths)
-    starts, total = np.cumsum(2 * chunks) - 2 * chunks, int(2 * chunks.sum())
-    queries, keys = [], []
+    starts = np.cumsum(2 * chunks) - 2 * chunks
+    total = int(2 * chunks.sum())
+    queries = []
+    keys = []
     for chunk in np.unique(chunks):
         start = starts[chunks == chunk][:, None]
         at = np.arange(2 * cut.size * chunk)
@@ -145,9 +165,12 @@ def zigzag(lengths: list[int], cut: Cut) -> Rectangles:
 
 
 def _rectangles(queries: list[np.ndarray], keys: list[np.ndarray], valid: list[np.ndarray], total: int) -> Rectangles:
-    scatter_T, offset = np.empty(total, np.int64), 0
+    scatter_T = np.empty(total, np.int64)
+    offset = 0
     for query, inside in zip(queries, valid):
         place = offset + np.arange(query.size).reshape(query.shape)
         scatter_T[query[inside]] = place[inside]
         offset += query.size
-    return Rectangles([torch.from_numpy(q) for q in queries], [torch.from_numpy(k) for k in keys], torch.from_numpy(scatter_T))
+    return Rectangles(
+        [torch.from_numpy(q) for q in queries], [torch.from_numpy(k) for k in keys], torch.from_numpy(scatter_T)
+    )

@@ -1,9 +1,13 @@
 """Which experts a token goes to, recorded in one pass and followed in others, through Megatron's own router replay.
 
-A router that decides anew at each pass sends a token elsewhere once its scores have moved by a rounding, and a probability
-ratio then compares two different networks. ``--use-routing-replay`` records the choices of the old policy's pass and follows
-them in the steps of that rollout (GSPO, arXiv 2507.18071, section 5.3); ``--use-rollout-routing-replay`` follows the engine's
-choices, in the old policy's pass as well (R3, arXiv 2510.11370). Scores stay the present network's: only the choice is replayed.
+A router that decides anew at each pass sends a token elsewhere once its scores have moved by a rounding, and a
+probability
+ratio then compares two different networks. ``--use-routing-replay`` records the choices of the old policy's pass and
+follows
+them in the steps of that rollout (GSPO, arXiv 2507.18071, section 5.3); ``--use-rollout-routing-replay`` follows the
+engine's
+choices, in the old policy's pass as well (R3, arXiv 2510.11370). Scores stay the present network's: only the choice is
+replayed.
 """
 
 import contextlib
@@ -15,7 +19,9 @@ from megatron.core.transformer.moe.router_replay import RouterReplayAction as Ac
 
 from slime_cli.training.microbatch import MicroBatch
 
-FREE, RECORD, FOLLOW = "free", "record", "follow"
+FREE = "free"
+RECORD = "record"
+FOLLOW = "follow"
 
 
 class Routers:
@@ -30,7 +36,8 @@ class Routers:
     def during(self, mb: MicroBatch, chunk: int, mode: str) -> Iterator[None]:
         """One forward pass of a virtual pipeline stage. ``FOLLOW`` needs ``mb.routes``, which ``RECORD`` fills.
 
-        A layer that is computed again in the backward pass follows what its forward pass did: micro-batches come back in the
+        A layer that is computed again in the backward pass follows what its forward pass did: micro-batches come back
+        in the
         order in which they went.
         """
         replays = self.chunks[chunk] if mode != FREE else []
@@ -51,10 +58,14 @@ class Routers:
             replay.clear_router_replay_action()
 
     def take(self, mb: MicroBatch) -> None:
-        """Lays out the engine's choices for :meth:`during`: this rank's layers, and its tokens under sequence parallelism."""
-        routes_TLK, mb.routed_experts_TLK = mb.routed_experts_TLK, None
+        """Lays out the engine's choices for :meth:`during`: this rank's layers, and its tokens under sequence
+        parallelism."""
+        routes_TLK = mb.routed_experts_TLK
+        mb.routed_experts_TLK = None
         if self.sequence_parallel:
-            routes_TLK = routes_TLK.chunk(mpu.get_tensor_model_parallel_world_size())[mpu.get_tensor_model_parallel_rank()]
+            routes_TLK = routes_TLK.chunk(mpu.get_tensor_model_parallel_world_size())[
+                mpu.get_tensor_model_parallel_rank()
+            ]
         for chunk, replays in enumerate(self.chunks):
             for n, replay in enumerate(replays):
                 mb.routes[chunk, n] = routes_TLK[:, replay.layer_number - 1].contiguous()

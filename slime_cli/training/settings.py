@@ -8,7 +8,8 @@ from slime_cli.options.estimators import GROUP_RELATIVE
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The algorithm of one stage. Fields are named as slime's options are, except those that :meth:`from_options` derives."""
+    """The algorithm of one stage. Fields are named as slime's options are, except those that :meth:`from_options`
+    derives."""
 
     loss_type: str = "policy_loss"
     num_steps_per_rollout: int = 1
@@ -105,7 +106,8 @@ class Settings:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Fields that every sample of a policy's batch must have: engines fill them in, or a custom generate function does."""
+        """Fields that every sample of a policy's batch must have: engines fill them in, or a custom generate function
+        does."""
         wanted = {
             "rollout_log_probs": self.use_rollout_logprobs or self.corrected,
             "rollout_top_p_token_ids": self.use_top_p_replay,

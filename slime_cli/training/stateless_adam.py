@@ -9,14 +9,17 @@ import torch
 
 
 class StatelessAdam(torch.optim.Optimizer):
-    """Takes the parameter groups that Megatron made for its Adam: ``lr``, ``eps`` and ``weight_decay`` of each are read.
+    """Takes the parameter groups that Megatron made for its Adam: ``lr``, ``eps`` and ``weight_decay`` of each are
+    read.
 
     The state of a parameter is the number of its steps, a scalar, because Megatron's distributed optimizer asks for it.
     """
 
     def __init__(self, param_groups: list[dict]):
         super().__init__([torch.zeros(0)], {})
-        self.param_groups = param_groups  # as Megatron sets them too: the shards of a distributed optimizer are no leaves
+        self.param_groups = (
+            param_groups  # as Megatron sets them too: the shards of a distributed optimizer are no leaves
+        )
         self.init_state(self)
 
     @staticmethod

@@ -1,8 +1,10 @@
 """One rank's trainer: what RL asks of Megatron for one rollout, from log-probabilities to optimizer steps.
 
-Created by the cluster's worker (one a process) and by the layout tests; every method is collective: all ranks call it with
+Created by the cluster's worker (one a process) and by the layout tests; every method is collective: all ranks call it
+with
 the same arguments. The loss of a step is one number over the global batch, and everything that is decided before a step
-(advantages, whitening, off-policy corrections) is computed over the whole batch on every rank that needs it, so the gradient
+(advantages, whitening, off-policy corrections) is computed over the whole batch on every rank that needs it, so the
+gradient
 does not depend on packing, micro-batch count or layout.
 """
 
@@ -51,8 +53,13 @@ Part = list[microbatch.MicroBatch]
 class Trainer:
     """Holds the networks of this rank for one stage of a run."""
 
-    def __init__(self, args, settings: Settings, tracer: Tracer, hooks: dict[str, Callable] | None = None, critic_args=None):
-        self.args, self.settings, self.tracer, self.hooks = args, settings, tracer, hooks or {}
+    def __init__(
+        self, args, settings: Settings, tracer: Tracer, hooks: dict[str, Callable] | None = None, critic_args=None
+    ):
+        self.args = args
+        self.settings = settings
+        self.tracer = tracer
+        self.hooks = hooks or {}
         megatron.begin_stage(args)
         more = {"skip_nan": settings.on_nan_gradient == "skip", "stateless_optimizer": settings.use_stateless_adam}
         trained = freezing.Trained(settings.only_train_params_name_list, settings.freeze_params_name_list)
@@ -66,7 +73,8 @@ class Trainer:
         """Optimizer steps of this stage, over all attempts; those that trained the critic alone count."""
         self._saving: list[tuple[pathlib.Path, manifests.Checkpoint]] = []
 
-    # -- weights and checkpoints ----------------------------------------------------------------------------------------
+    # -- weights and checkpoints
+    # ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """The policy has its weights: the optimizer takes them over, and the critic begins as the policy does."""
@@ -75,15 +83,22 @@ class Trainer:
             self.critic.take_weights(self.policy)
 
     def save(self, root: str, manifest: manifests.Checkpoint) -> pathlib.Path:
-        """Everything as of :attr:`step`; the folder. With ``--async-save`` it is complete once :meth:`saved` says so."""
+        """Everything as of :attr:`step`; the folder. With ``--async-save`` it is complete once :meth:`saved` says
+        so."""
         if self.critic:
-            self._saving.append((self.critic.start_saving(checkpoints.critic(checkpoints.folder(root, self.step)).parent, self.step), manifest))
+            self._saving.append(
+                (
+                    self.critic.start_saving(checkpoints.critic(checkpoints.folder(root, self.step)).parent, self.step),
+                    manifest,
+                )
+            )
         self._saving.append((self.policy.start_saving(root, self.step), manifest))
         self.saved(wait=not self.args.async_save)
         return checkpoints.folder(root, self.step)
 
     def saved(self, wait: bool) -> bool:
-        """Whether all that was saved is complete and durable; it can be waited for. The policy's manifest is written last:
+        """Whether all that was saved is complete and durable; it can be waited for. The policy's manifest is written
+        last:
         complete means that the critic's checkpoint is too."""
         if not checkpoint.written(wait):
             return False
@@ -124,31 +139,42 @@ class Trainer:
         if s.reset_optimizer_states:
             for network in filter(None, (self.policy, self.critic)):
                 network.forget()
-        reports, of_critic = [], []
+        reports = []
+        of_critic = []
         if self.critic:
             of_critic = [self._step(self.critic, mbs, heads.values, objective.value) for mbs in parts]
         if not self.critic or self.step >= s.num_critic_only_steps * s.num_steps_per_rollout:
             head, loss = self._objective()
-            reports = [self._step(self.policy, mbs, head, loss, self._routing, oversize_dropped=n) for mbs, n in zip(parts, dropped)]
+            reports = [
+                self._step(self.policy, mbs, head, loss, self._routing, oversize_dropped=n)
+                for mbs, n in zip(parts, dropped)
+            ]
         self.step += len(parts)
         out = [metrics.over_steps(r) for r in (of_critic, reports) if r]
         return None if None in out else functools.reduce(operator.or_, out) | found
 
     def _check(self, batch: TrainBatch) -> None:
-        """Raises ValueError for a column that the settings need and the samples lack: a custom generate function must fill it in."""
+        """Raises ValueError for a column that the settings need and the samples lack: a custom generate function must
+        fill it in."""
         columns = {
-            "rollout_log_probs": batch.rollout_log_probs_R, "rollout_top_p_token_ids": batch.kept_ids_K,
-            "rollout_routed_experts": batch.routed_experts_TLK, "teacher_log_probs": batch.teacher_log_probs_R,
-        }  # fmt: skip
+            "rollout_log_probs": batch.rollout_log_probs_R,
+            "rollout_top_p_token_ids": batch.kept_ids_K,
+            "rollout_routed_experts": batch.routed_experts_TLK,
+            "teacher_log_probs": batch.teacher_log_probs_R,
+        }
         for name in self.settings.columns:
             if columns[name] is None:
-                raise ValueError(f"the samples have no {name}, which the options need; a custom generate function must fill it in")
+                raise ValueError(
+                    f"the samples have no {name}, which the options need; a custom generate function must fill it in"
+                )
 
     def _objective(self) -> tuple[Callable, Callable]:
         """The policy's head and loss."""
         s = self.settings
         if "loss" in self.hooks:
-            return heads.logits, lambda s, mb, logits_RV: objective.custom(self.hooks["loss"], self.hook_args, mb, logits_RV)
+            return heads.logits, lambda s, mb, logits_RV: objective.custom(
+                self.hooks["loss"], self.hook_args, mb, logits_RV
+            )
         if not s.policy:
             return self._log_prob_head(temperature=1.0), objective.supervised
         return self._log_prob_head(entropy="gradient" if s.entropy_coef else "value"), objective.policy
@@ -186,18 +212,33 @@ class Trainer:
         return [mbs for mbs, _ in made], [dropped for _, dropped in made]
 
     def _micro_batches(self, batch: TrainBatch, positions: Sequence[int]) -> tuple[Part, int]:
-        s, args = self.settings, self.args
-        context, lengths, costs = args.context_parallel_size, self._cut.whole(batch.lengths_N).tolist(), None
+        s = self.settings
+        args = self.args
+        context = args.context_parallel_size
+        lengths = self._cut.whole(batch.lengths_N).tolist()
+        costs = None
         if s.balance_data or s.balance_by_flops:
             costs = list(map(balance.Flops.of(args), lengths, batch.response_lengths_N.tolist()))
         plan = packing.schedule(
-            list(positions), lengths, mpu.get_data_parallel_world_size(), max_tokens=s.max_tokens and s.max_tokens * context,
-            micro_batch_size=args.micro_batch_size, oversize=s.oversize,
-            pack_by=costs if s.balance_by_flops else None, deal_by=costs if s.balance_data else None,
+            list(positions),
+            lengths,
+            mpu.get_data_parallel_world_size(),
+            max_tokens=s.max_tokens and s.max_tokens * context,
+            micro_batch_size=args.micro_batch_size,
+            oversize=s.oversize,
+            pack_by=costs if s.balance_by_flops else None,
+            deal_by=costs if s.balance_data else None,
             multiple=args.pipeline_model_parallel_size if args.virtual_pipeline_model_parallel_size else 1,
-        )  # fmt: skip
+        )
         weights_N = self._weights(batch, positions)
-        build = functools.partial(microbatch.build, batch, weights_N=weights_N, cut=self._cut, device=self.policy.device, nucleus=s.policy and s.use_top_p_replay)
+        build = functools.partial(
+            microbatch.build,
+            batch,
+            weights_N=weights_N,
+            cut=self._cut,
+            device=self.policy.device,
+            nucleus=s.policy and s.use_top_p_replay,
+        )
         mbs = [build(p) for p in plan.per_rank[mpu.get_data_parallel_rank()]]
         if s.policy and s.use_rollout_routing_replay:
             for mb in mbs:
@@ -208,17 +249,22 @@ class Trainer:
     def _cut(self) -> packs.Cut:
         args = self.args
         return packs.Cut(
-            mpu.get_context_parallel_rank(), args.context_parallel_size, args.tensor_model_parallel_size if args.sequence_parallel else 1,
+            mpu.get_context_parallel_rank(),
+            args.context_parallel_size,
+            args.tensor_model_parallel_size if args.sequence_parallel else 1,
             local=args.transformer_impl == "local",
-        )  # fmt: skip
+        )
 
     def _weights(self, batch: TrainBatch, positions: Sequence[int]) -> np.ndarray:
         """What a token of each sample counts in the loss of the step that the samples at ``positions`` make, [N]."""
-        per_token, executions_N = self.args.calculate_per_token_loss, batch.sample_index_N
+        per_token = self.args.calculate_per_token_loss
+        executions_N = batch.sample_index_N
         trained_R = np.concatenate([[0], np.cumsum(batch.loss_mask_R, dtype=np.int64)])
         sums_N = trained_R[batch.response_starts_N + batch.response_lengths_N] - trained_R[batch.response_starts_N]
         of_step = len(np.unique(executions_N[list(positions)]))
-        weights_N = losses.sample_weights(torch.from_numpy(sums_N), torch.from_numpy(executions_N), of_step, per_token).numpy()
+        weights_N = losses.sample_weights(
+            torch.from_numpy(sums_N), torch.from_numpy(executions_N), of_step, per_token
+        ).numpy()
         return weights_N / max(int(sums_N[list(positions)].sum()), 1) if per_token else weights_N
 
     def _prepare(self, batch: TrainBatch, parts: list[Part], fresh: bool = True) -> dict[str, float]:
@@ -226,7 +272,8 @@ class Trainer:
 
         Metrics of the corrections. Only the last pipeline stage has any of it, and only it needs any.
         """
-        s, mbs = self.settings, [mb for part in parts for mb in part]
+        s = self.settings
+        mbs = [mb for part in parts for mb in part]
         if s.reference:
             with self.tracer.span("ref_log_probs"), self.policy.as_kept("reference"):
                 self._log_probs(parts, "ref_log_probs_R")
@@ -288,20 +335,33 @@ class Trainer:
             advantages_R = advantages.conclude(s, advantages_R, shape, distil_R)
         else:
             advantages_R, returns_R = advantages.compute(
-                s, batch.rewards_N, batch.group_index_N, shape, executions_N=batch.sample_index_N,
-                kl_R=kl_R, values_R=values_R, distil_R=distil_R,
-            )  # fmt: skip
-        found, factor_R = {}, None
+                s,
+                batch.rewards_N,
+                batch.group_index_N,
+                shape,
+                executions_N=batch.sample_index_N,
+                kl_R=kl_R,
+                values_R=values_R,
+                distil_R=distil_R,
+            )
+        found = {}
+        factor_R = None
         if s.corrected:
             custom = None
             if "tis" in self.hooks:
-                custom = functools.partial(user_weights.importance, self.hooks["tis"], self.hook_args, batch.lengths_N, shape=shape)
-            correction = corrections.correct(s, whole("old_log_probs_R"), batch.rollout_log_probs_R, shape, custom, batch.sample_index_N)
-            found, factor_R = correction.metrics, correction.weights_R if s.use_tis or s.use_rs else None
+                custom = functools.partial(
+                    user_weights.importance, self.hooks["tis"], self.hook_args, batch.lengths_N, shape=shape
+                )
+            correction = corrections.correct(
+                s, whole("old_log_probs_R"), batch.rollout_log_probs_R, shape, custom, batch.sample_index_N
+            )
+            found = correction.metrics
+            factor_R = correction.weights_R if s.use_tis or s.use_rs else None
         if "pg_loss_reducer" in self.hooks:
             factor_R = self._reducer_factor(batch, shape) * (1.0 if factor_R is None else factor_R)
         for mb in mbs:
-            mb.advantages_R, mb.returns_R = mb.take(advantages_R), mb.take(returns_R)
+            mb.advantages_R = mb.take(advantages_R)
+            mb.returns_R = mb.take(returns_R)
             if factor_R is not None:
                 mb.correction_R = mb.take(factor_R)
         if distil_R is not None:
@@ -311,7 +371,8 @@ class Trainer:
             found["reward_kl"] = float(kl_R[shape.mask_R].mean()) if shape.mask_R.any() else 0.0
         return found
 
-    # -- hooks -----------------------------------------------------------------------------------------------------------
+    # -- hooks
+    # -----------------------------------------------------------------------------------------------------------
 
     @property
     def hook_args(self) -> types.SimpleNamespace:
@@ -319,39 +380,58 @@ class Trainer:
         return types.SimpleNamespace(**(vars(self.args) | vars(self.settings)))
 
     def _reducer_factor(self, batch: TrainBatch, shape: advantages.Shape) -> np.ndarray:
-        """What the policy loss of each token is multiplied by so that the mean becomes what a user's reducer makes of it, [R]."""
-        per_token, out_R = self.args.calculate_per_token_loss, np.zeros(len(shape.mask_R))
+        """What the policy loss of each token is multiplied by so that the mean becomes what a user's reducer makes of
+        it, [R]."""
+        per_token = self.args.calculate_per_token_loss
+        out_R = np.zeros(len(shape.mask_R))
         for positions in packing.split_steps(batch.sample_index_N.tolist(), self.settings.num_steps_per_rollout):
-            n, rows = sorted(positions), np.isin(shape.owner_R, positions)
+            n = sorted(positions)
+            rows = np.isin(shape.owner_R, positions)
             weights_R = user_weights.reduction(
-                self.hooks["pg_loss_reducer"], batch.lengths_N[n], batch.response_lengths_N[n], shape.mask_R[rows], per_token
+                self.hooks["pg_loss_reducer"],
+                batch.lengths_N[n],
+                batch.response_lengths_N[n],
+                shape.mask_R[rows],
+                per_token,
             )
             counted = max(int(shape.mask_R[rows].sum()), 1) if per_token else len(np.unique(batch.sample_index_N[n]))
             ours_R = self._weights(batch, positions)[shape.owner_R[rows]]
             out_R[rows] = np.divide(weights_R / counted, ours_R, out=np.zeros_like(weights_R), where=ours_R > 0)
         return out_R
 
-    def _custom_advantages(self, batch: TrainBatch, shape: advantages.Shape, kl_R, values_R) -> tuple[np.ndarray, np.ndarray]:
+    def _custom_advantages(
+        self, batch: TrainBatch, shape: advantages.Shape, kl_R, values_R
+    ) -> tuple[np.ndarray, np.ndarray]:
         """``--custom-advantage-function-path``: sets ``advantages`` (and ``returns``, if it has a critic), both [R]."""
         data = {
-            "rewards": batch.rewards_N, "group_index": batch.group_index_N, "sample_index": batch.sample_index_N,
-            "response_lengths": batch.response_lengths_N, "loss_mask": shape.mask_R, "rollout_log_probs": batch.rollout_log_probs_R,
-            "kl": kl_R, "values": values_R,
-        }  # fmt: skip
+            "rewards": batch.rewards_N,
+            "group_index": batch.group_index_N,
+            "sample_index": batch.sample_index_N,
+            "response_lengths": batch.response_lengths_N,
+            "loss_mask": shape.mask_R,
+            "rollout_log_probs": batch.rollout_log_probs_R,
+            "kl": kl_R,
+            "values": values_R,
+        }
         self.hooks["advantage"](self.hook_args, data)
         try:
             advantages_R = np.asarray(data.get("advantages"), np.float64)
             returns_R = np.asarray(data.get("returns", advantages_R), np.float64)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"--custom-advantage-function-path left no column of numbers: {error}", "set one number a response token") from None
+            raise UsageError(
+                f"--custom-advantage-function-path left no column of numbers: {error}",
+                "set one number a response token",
+            ) from None
         for name, values_R in (("advantages", advantages_R), ("returns", returns_R)):
             if values_R.shape != shape.mask_R.shape:
                 raise UsageError(
-                    f"--custom-advantage-function-path left {name!r} of shape {values_R.shape}; one value for each of the "
-                    f"{len(shape.mask_R)} response tokens is needed"
+                    f"--custom-advantage-function-path left {name!r} of shape {values_R.shape}; one value for each of"
+                    f" the {len(shape.mask_R)} response tokens is needed"
                 )
             if not np.isfinite(shape.masked(values_R)).all():
-                raise UsageError(f"--custom-advantage-function-path left {name!r} that are not finite at trained tokens")
+                raise UsageError(
+                    f"--custom-advantage-function-path left {name!r} that are not finite at trained tokens"
+                )
         return shape.masked(advantages_R), shape.masked(returns_R)
 
 
@@ -365,7 +445,8 @@ def _untied(args):
 def _whole_column(mbs: Part, name: str, size: int) -> np.ndarray:
     """A per-token column of this rank's micro-batches as a column of the whole batch, float64 [R].
 
-    Collective over the data-parallel ranks of the last pipeline stage: each fills its own places, and the sum has them all.
+    Collective over the data-parallel ranks of the last pipeline stage: each fills its own places, and the sum has them
+    all.
     """
     out_R = torch.zeros(size, dtype=torch.float64)
     for mb in mbs:

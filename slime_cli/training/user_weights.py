@@ -1,8 +1,11 @@
-"""slime's two hooks on the policy loss, ``--custom-tis-function-path`` and ``--custom-pg-loss-reducer-function-path``, as
+"""slime's two hooks on the policy loss, ``--custom-tis-function-path`` and ``--custom-pg-loss-reducer-function-path``,
+as
 weights of tokens.
 
-slime calls both inside the loss of each micro-batch. Here each is called before the first step, on every rank alike: the one
-with all samples of the rollout, the other with all samples of an optimizer step; so what they decide cannot depend on packing
+slime calls both inside the loss of each micro-batch. Here each is called before the first step, on every rank alike:
+the one
+with all samples of the rollout, the other with all samples of an optimizer step; so what they decide cannot depend on
+packing
 or layout. A function that scales ``pg_loss`` token by token, or sums it with weights, means the same in both.
 """
 
@@ -15,16 +18,25 @@ import torch
 from slime_cli.errors import UsageError
 from slime_cli.training.advantages import Shape
 
-TIS, REDUCER = "--custom-tis-function-path", "--custom-pg-loss-reducer-function-path"
+TIS = "--custom-tis-function-path"
+REDUCER = "--custom-pg-loss-reducer-function-path"
 
 
 def importance(
-    function: Callable, args: Any, lengths_N: np.ndarray, old_log_probs_R: np.ndarray, rollout_log_probs_R: np.ndarray, shape: Shape
+    function: Callable,
+    args: Any,
+    lengths_N: np.ndarray,
+    old_log_probs_R: np.ndarray,
+    rollout_log_probs_R: np.ndarray,
+    shape: Shape,
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """What the function multiplies the policy loss of each token with, float64 [R], and its metrics as means over trained tokens.
+    """What the function multiplies the policy loss of each token with, float64 [R], and its metrics as means over
+    trained tokens.
 
-    ``f(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths) -> (pg_loss, masks,
-    metrics)``, with one tensor a sample in each list. ``pg_loss`` is all ones, [R], so what comes back are the weights; a 0 in
+    ``f(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths) -> (pg_loss,
+    masks,
+    metrics)``, with one tensor a sample in each list. ``pg_loss`` is all ones, [R], so what comes back are the weights;
+    a 0 in
     the returned masks leaves a token out. Raises UsageError when the shapes do not fit or a weight is not finite.
     """
     sizes = shape.response_lengths_N.tolist()
@@ -34,13 +46,20 @@ def importance(
 
     masks = by_sample(np.ones(len(shape.mask_R)))
     answer = function(
-        args, pg_loss=torch.ones(len(shape.mask_R)), train_log_probs=by_sample(old_log_probs_R),
-        rollout_log_probs=by_sample(rollout_log_probs_R), loss_masks=masks, total_lengths=lengths_N.tolist(), response_lengths=sizes,
-    )  # fmt: skip
+        args,
+        pg_loss=torch.ones(len(shape.mask_R)),
+        train_log_probs=by_sample(old_log_probs_R),
+        rollout_log_probs=by_sample(rollout_log_probs_R),
+        loss_masks=masks,
+        total_lengths=lengths_N.tolist(),
+        response_lengths=sizes,
+    )
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise UsageError(f"{TIS} returned {type(answer).__name__}, not (pg_loss, masks, metrics)")
     masks_R = _column(answer[1], shape, "masks")
-    weights_R = np.where(masks_R == 0, 0.0, _column(answer[0], shape, "pg_loss")) * masks_R  # what they mask may have overflown
+    weights_R = (
+        np.where(masks_R == 0, 0.0, _column(answer[0], shape, "pg_loss")) * masks_R
+    )  # what they mask may have overflown
     if not (np.abs(weights_R[shape.mask_R]) <= np.finfo(np.float32).max).all():
         raise UsageError(f"{TIS} returned weights that are not finite")
     return shape.masked(weights_R), {name: _mean(value, shape, name) for name, value in answer[2].items()}
@@ -49,8 +68,13 @@ def importance(
 def _column(value: Any, shape: Shape, name: str) -> np.ndarray:
     """One tensor [R], or a list of one a sample, as float64 [R]."""
     parts = list(value) if isinstance(value, Sequence) else [value]
-    flat_R = np.concatenate([np.zeros(0), *(torch.as_tensor(part).detach().double().cpu().numpy().reshape(-1) for part in parts)])
-    if isinstance(value, Sequence) and [len(torch.as_tensor(p).reshape(-1)) for p in parts] != shape.response_lengths_N.tolist():
+    flat_R = np.concatenate(
+        [np.zeros(0), *(torch.as_tensor(part).detach().double().cpu().numpy().reshape(-1) for part in parts)]
+    )
+    if (
+        isinstance(value, Sequence)
+        and [len(torch.as_tensor(p).reshape(-1)) for p in parts] != shape.response_lengths_N.tolist()
+    ):
         raise UsageError(f"{TIS} returned {name} for responses of other lengths than those it was given")
     if len(flat_R) != len(shape.mask_R):
         raise UsageError(f"{TIS} returned {len(flat_R)} values in {name} for {len(shape.mask_R)} response tokens")
@@ -70,9 +94,11 @@ def reduction(
 ) -> np.ndarray:
     """The weight of each token in what the function's reducer makes of the policy loss, float64 [R].
 
-    ``f(total_lengths, response_lengths, loss_masks, calculate_per_token_loss)`` gives a callable from the losses of the response
+    ``f(total_lengths, response_lengths, loss_masks, calculate_per_token_loss)`` gives a callable from the losses of the
+    response
     tokens, [R], to their weighted sum; slime divides it by the samples of the step, or by its trained tokens with
-    ``--calculate-per-token-loss``. Raises UsageError when it is not such a sum: nothing else is the same however it is packed.
+    ``--calculate-per-token-loss``. Raises UsageError when it is not such a sum: nothing else is the same however it is
+    packed.
     """
     sizes = response_lengths_N.tolist()
     masks = list(torch.from_numpy(mask_R.astype(np.int64)).split(sizes))
@@ -85,7 +111,9 @@ def reduction(
         raise UsageError(f"{REDUCER}: its reducer must return one number that depends on the losses")
     (weights_R,) = torch.autograd.grad(value.sum(), zeros_R)
     if not (torch.isfinite(value).all() and torch.isfinite(weights_R).all()):
-        raise UsageError(f"{REDUCER}: its reducer gives weights that are not finite, as of a sample divided by its 0 trained tokens")
+        raise UsageError(
+            f"{REDUCER}: its reducer gives weights that are not finite, as of a sample divided by its 0 trained tokens"
+        )
     probe_R = torch.from_numpy(np.random.default_rng(0).normal(size=len(mask_R)))
     bound = 1e-5 * float((weights_R * probe_R).abs().sum()) + 1e-12
     if abs(float(value.detach())) > bound or abs(float(reducer(probe_R)) - float(weights_R @ probe_R)) > bound:

@@ -1,8 +1,10 @@
 """Megatron's architecture options for an HF config. Torch-free.
 
-:func:`megatron_args` is the one place that derives them: training, conversion, ``slime convert derive`` and the shipped model
+:func:`megatron_args` is the one place that derives them: training, conversion, ``slime convert derive`` and the shipped
+model
 profiles (``ci/model_profiles.py``) all take them from here. What each architecture means is in
-:mod:`slime_cli.weights.families`. Keys are dests of Megatron's own parser, values as slime reads them from a command line.
+:mod:`slime_cli.weights.families`. Keys are dests of Megatron's own parser, values as slime reads them from a command
+line.
 """
 
 import pathlib
@@ -16,10 +18,15 @@ from slime_cli.weights.families import DEQUANTISED, FAMILIES
 
 CHOICES = frozenset(
     {
-        "seq_length", "max_position_embeddings", "moe_grouped_gemm", "moe_router_dtype", "moe_router_load_balancing_type",
-        "moe_aux_loss_coeff", "moe_router_bias_update_rate",
+        "seq_length",
+        "max_position_embeddings",
+        "moe_grouped_gemm",
+        "moe_router_dtype",
+        "moe_router_load_balancing_type",
+        "moe_aux_loss_coeff",
+        "moe_router_bias_update_rate",
     }
-)  # fmt: skip
+)
 """Derived, but a user may have it otherwise: how the model is trained, not what it is."""
 
 PATTERNS = ("moe_layer_freq", "linear_attention_freq")
@@ -46,7 +53,8 @@ def rows(config: dict[str, Any]) -> int:
 
 
 def context_length(config: dict[str, Any], given: int | None = None) -> int | None:
-    """Tokens of a prompt with its answer: ``given`` (``--sglang-context-length``), or what SGLang takes from the config; None where
+    """Tokens of a prompt with its answer: ``given`` (``--sglang-context-length``), or what SGLang takes from the
+    config; None where
     it does not say."""
     if given:
         return given
@@ -54,7 +62,10 @@ def context_length(config: dict[str, Any], given: int | None = None) -> int | No
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     plain = "original_max_position_embeddings" in rope or rope.get("rope_type") == "llama3"
     factor = 1 if plain else rope.get("factor") or 1
-    known = (text.get(key) for key in ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings"))
+    known = (
+        text.get(key)
+        for key in ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
+    )
     return next((int(factor * value) for value in known if isinstance(value, int)), None)
 
 
@@ -85,9 +96,13 @@ def megatron_args(config: dict[str, Any]) -> dict[str, Any] | None:
 
 def _check_quantisation(config: dict[str, Any]) -> None:
     found = config.get("quantization_config") or {}
-    method, blocks = found.get("quant_method"), found.get("weight_block_size")
+    method = found.get("quant_method")
+    blocks = found.get("weight_block_size")
     if method is not None and (name(config) not in DEQUANTISED or (method, blocks) != ("fp8", [128, 128])):
-        raise DataError(f"config.json: the weights are quantised ({method})", "give the checkpoint with bfloat16 weights of the same model")
+        raise DataError(
+            f"config.json: the weights are quantised ({method})",
+            "give the checkpoint with bfloat16 weights of the same model",
+        )
 
 
 def argv(args: dict[str, Any]) -> list[str]:
@@ -121,7 +136,8 @@ def check_given(derived: dict[str, Any], given: dict[str, Any], where: str) -> N
     if dest is not None:
         flag = catalogue.load("megatron").by_dest[dest][0].flag
         raise UsageError(
-            f"{flag} makes {dest} {given[dest]}, {where} makes it {derived[dest]}", "leave it out: it follows from --hf-checkpoint"
+            f"{flag} makes {dest} {given[dest]}, {where} makes it {derived[dest]}",
+            "leave it out: it follows from --hf-checkpoint",
         )
 
 

@@ -1,7 +1,9 @@
 """HF names <-> Megatron weights through megatron-bridge, for models built with local layers as well.
 
-Transformer Engine keeps a layer's experts in one grouped module, and for some architectures megatron-bridge knows those names
-only; local layers keep each expert apart, so such a mapping gets a twin under the local name. (It knows by itself that local
+Transformer Engine keeps a layer's experts in one grouped module, and for some architectures megatron-bridge knows those
+names
+only; local layers keep each expert apart, so such a mapping gets a twin under the local name. (It knows by itself that
+local
 layers keep the norms apart.)
 """
 
@@ -54,7 +56,8 @@ def _know_mimo() -> None:
 
 
 def _say_whether_tied(model: list) -> None:
-    """megatron-bridge asks the config, where its own providers put it; Megatron's own config does not say, and a tied model's
+    """megatron-bridge asks the config, where its own providers put it; Megatron's own config does not say, and a tied
+    model's
     output weight on the last pipeline stage would be left as it was initialised."""
     from megatron.core.utils import unwrap_model
 
@@ -108,9 +111,11 @@ class Bridge:
         lost = _on_any_rank([name for name, tensor in parameters if tensor.isnan().any()])
         if lost:
             raise DataError(
-                f"{self._source}: no tensor gave Megatron's {lost[0]}" + (f" and {len(lost) - 1} more" if lost[1:] else "")
-                + ", or what gave it is not a number", "slime doctor --hf-checkpoint DIR says what is missing",
-            )  # fmt: skip
+                f"{self._source}: no tensor gave Megatron's {lost[0]}"
+                + (f" and {len(lost) - 1} more" if lost[1:] else "")
+                + ", or what gave it is not a number",
+                "slime doctor --hf-checkpoint DIR says what is missing",
+            )
 
     def export(self, model: list) -> Iterator[tuple[str, torch.Tensor]]:
         """(HF name, whole tensor on the CPU) of every weight, gathered over tensor and pipeline ranks."""

@@ -54,4 +54,6 @@ def checkpoint_manifest(
     hf_checkpoint: str | os.PathLike, *, iteration: int, dtype: str, layout: dict[str, int], format: str = "torch_dist"
 ) -> manifests.Checkpoint:
     """The manifest of a checkpoint whose weights began as ``hf_checkpoint``."""
-    return manifests.Checkpoint(format=format, iteration=iteration, dtype=dtype, layout=layout, **describe_hf(hf_checkpoint))
+    return manifests.Checkpoint(
+        format=format, iteration=iteration, dtype=dtype, layout=layout, **describe_hf(hf_checkpoint)
+    )

@@ -1,7 +1,10 @@
-"""Megatron's options for each HF architecture, by dest. Torch-free; :mod:`slime_cli.weights.architecture` is its one caller.
+"""Megatron's options for each HF architecture, by dest. Torch-free; :mod:`slime_cli.weights.architecture` is its one
+caller.
 
-Every function takes a ``config.json`` and returns what it says of the model; what Megatron has no option for is a DataError,
-never left out in silence. Fields that change nothing in the weights or the logits (dropouts, cache, multi-token prediction
+Every function takes a ``config.json`` and returns what it says of the model; what Megatron has no option for is a
+DataError,
+never left out in silence. Fields that change nothing in the weights or the logits (dropouts, cache, multi-token
+prediction
 layers, which the main model does not use) are not read.
 """
 
@@ -69,7 +72,11 @@ def _no_sliding_window(c: Config) -> None:
     if layers is not None:
         used = any("sliding" in kind or "chunked" in kind for kind in layers)
     else:
-        used = c.get("use_sliding_window") and c.get("sliding_window") and c.get("max_window_layers", 0) < c["num_hidden_layers"]
+        used = (
+            c.get("use_sliding_window")
+            and c.get("sliding_window")
+            and c.get("max_window_layers", 0) < c["num_hidden_layers"]
+        )
     if used:
         refuse("some layers attend within a sliding window")
 
@@ -115,7 +122,8 @@ def _rope(c: Config, percent: float = 1.0) -> Args:
 
 
 def _latent_attention(c: Config) -> Args:
-    """DeepSeek's attention. Its two inner norms have Megatron's (and SGLang's) epsilon, ``rms_norm_eps``; transformers has 1e-6."""
+    """DeepSeek's attention. Its two inner norms have Megatron's (and SGLang's) epsilon, ``rms_norm_eps``; transformers
+    has 1e-6."""
     _only(c, attention_bias=False, rope_interleave=True)
     _no_sliding_window(c)
     kind, rope = _rope_fields(c)
@@ -179,7 +187,9 @@ def _softmax_routing(c: Config) -> Args:
 
 
 def _sigmoid_routing(c: Config) -> Args:
-    topk, groups, chosen = c["num_experts_per_tok"], c.get("n_group") or 1, c.get("topk_group") or 1
+    topk = c["num_experts_per_tok"]
+    groups = c.get("n_group") or 1
+    chosen = c.get("topk_group") or 1
     _only(c, norm_topk_prob=True, scoring_func="sigmoid", topk_method="noaux_tc")
     out = {
         "moe_router_score_function": "sigmoid",
@@ -190,7 +200,10 @@ def _sigmoid_routing(c: Config) -> Args:
     }
     if groups > 1:
         if topk // chosen != 2:
-            refuse(f"{topk} experts from {chosen} groups (Megatron scores a group by its best {topk // chosen}, the model by 2)")
+            refuse(
+                f"{topk} experts from {chosen} groups (Megatron scores a group by its best {topk // chosen}, the model"
+                " by 2)"
+            )
         out |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
     return out
 
@@ -234,7 +247,8 @@ def llama(c: Config) -> Args:
 
 def sparse_layers(c: Config) -> list[int]:
     """1 for every layer with experts, of the Qwen families."""
-    step, dense = c.get("decoder_sparse_step") or 1, c.get("mlp_only_layers") or []
+    step = c.get("decoder_sparse_step") or 1
+    dense = c.get("mlp_only_layers") or []
     return [int(i not in dense and (i + 1) % step == 0) for i in range(need(c, "num_hidden_layers"))]
 
 
@@ -260,17 +274,24 @@ def qwen3_next(c: Config) -> Args:
     _only(c, attention_bias=False, decoder_sparse_step=1)
     if c.get("mlp_only_layers"):
         refuse("mlp_only_layers is not empty")
-    attention = _common(c) | _grouped_attention(c) | _rope(c, 0.25) | {"qk_layernorm": True, "attention_output_gate": True}
+    attention = (
+        _common(c) | _grouped_attention(c) | _rope(c, 0.25) | {"qk_layernorm": True, "attention_output_gate": True}
+    )
     delta = {name: need(c, name) for name in ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim")}
     delta |= {name: need(c, name) for name in ("linear_num_key_heads", "linear_num_value_heads")}
     experts = _experts(c, need(c, "num_experts"), [1]) | _softmax_routing(c)
-    return attention | delta | experts | {
-        "experimental_attention_variant": "gated_delta_net",
-        "linear_attention_freq": pattern(linear_layers(c)),
-        "layernorm_zero_centered_gamma": True,
-        "moe_shared_expert_intermediate_size": need(c, "shared_expert_intermediate_size"),
-        "moe_shared_expert_gate": True,
-    }  # fmt: skip
+    return (
+        attention
+        | delta
+        | experts
+        | {
+            "experimental_attention_variant": "gated_delta_net",
+            "linear_attention_freq": pattern(linear_layers(c)),
+            "layernorm_zero_centered_gamma": True,
+            "moe_shared_expert_intermediate_size": need(c, "shared_expert_intermediate_size"),
+            "moe_shared_expert_gate": True,
+        }
+    )
 
 
 def glm4_moe(c: Config) -> Args:

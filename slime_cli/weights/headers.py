@@ -61,7 +61,8 @@ def read(folder: str | os.PathLike) -> Contents:
             problems.append(str(error))
             continue
         tensors |= {
-            name: Held(file, entry["dtype"], tuple(entry["shape"]), tuple(entry["place"])) for name, entry in found.items()
+            name: Held(file, entry["dtype"], tuple(entry["shape"]), tuple(entry["place"]))
+            for name, entry in found.items()
         }
     if problems:
         raise ValueError(problems[0] + (f" (and {len(problems) - 1} more files)" if len(problems) > 1 else ""))
@@ -106,7 +107,8 @@ def files(folder: pathlib.Path) -> list[str]:
 
 
 def header(path: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """Name -> ``dtype``, ``shape`` and ``place`` (:class:`Held`). Raises ValueError when the file is not there, is not whole
+    """Name -> ``dtype``, ``shape`` and ``place`` (:class:`Held`). Raises ValueError when the file is not there, is not
+    whole
     or is no such file.
     """
     try:

@@ -71,7 +71,8 @@ def require(
 
 def served(url: str, endpoint: manifests.Endpoint) -> Model:
     """What the engine at ``url`` serves. Raises EngineError when it does not say."""
-    info, server = ask(f"{url}/model_info"), ask(f"{url}/server_info")
+    info = ask(f"{url}/model_info")
+    server = ask(f"{url}/server_info")
     folder = info.get("model_path") or endpoint.model
     host = next((engine.host for engine in endpoint.engines if engine.url == url), None)
     known = {"config": endpoint.config, "tokenizer": endpoint.tokenizer}
@@ -102,7 +103,8 @@ def differences(ours: Model, theirs: Model) -> Iterator[str]:
     one, other = (_rows(model.config) for model in (ours, theirs))
     if one != other:
         yield f"a vocabulary of {one}, not {other}"
-    one, other = tensors.required(ours.config) or {}, tensors.required(theirs.config) or {}
+    one = tensors.required(ours.config) or {}
+    other = tensors.required(theirs.config) or {}
     for name in [*one, *other] if one and other else ():
         if one.get(name) != other.get(name):
             yield f"{name} is {_shape(one.get(name))}, not {_shape(other.get(name))}"
@@ -141,7 +143,8 @@ def tokenizer_hash(folder: str | os.PathLike) -> str:
 def _hash_of(path: pathlib.Path, size: int, mtime: int) -> str:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        model, added = found["model"], found.get("added_tokens") or []
+        model = found["model"]
+        added = found.get("added_tokens") or []
         vocabulary = model.get("vocab") or []
         entries = sorted(vocabulary.items()) if isinstance(vocabulary, dict) else vocabulary
         merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges") or []]

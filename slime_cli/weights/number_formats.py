@@ -1,6 +1,7 @@
 """Number formats of HF checkpoints: what is converted to which tensors, and what ``config.json`` says of it.
 
-A :class:`Source` is a checkpoint that is read tensor by tensor, a :class:`Format` a direction of conversion. The arithmetic is
+A :class:`Source` is a checkpoint that is read tensor by tensor, a :class:`Format` a direction of conversion. The
+arithmetic is
 in :mod:`slime_cli.weights.quantise`, the writing in :mod:`slime_cli.weights.requantise`.
 """
 
@@ -22,9 +23,26 @@ from slime_cli.weights.headers import INDEX, STATE
 
 FLOATS = {"F32", "F16", "BF16"}
 KEPT = (
-    "lm_head", "score", "shared_head", "*embed*", "wte", "wpe", "gate", "router", "shared_expert_gate", "eh_proj", "mtp.fc", "weights_proj",
-    "in_proj_a", "in_proj_b", "in_proj_ba", "visual", "vision_tower", "vision_model", "multi_modal_projector",
-)  # fmt: skip
+    "lm_head",
+    "score",
+    "shared_head",
+    "*embed*",
+    "wte",
+    "wpe",
+    "gate",
+    "router",
+    "shared_expert_gate",
+    "eh_proj",
+    "mtp.fc",
+    "weights_proj",
+    "in_proj_a",
+    "in_proj_b",
+    "in_proj_ba",
+    "visual",
+    "vision_tower",
+    "vision_model",
+    "multi_modal_projector",
+)
 """Matrices that are not converted: heads, embeddings, routers, vision, and small ones that engines hold unquantised."""
 
 Tensors = dict[str, torch.Tensor]
@@ -36,11 +54,16 @@ class Source:
     def __init__(self, folder: str | os.PathLike):
         self.folder = pathlib.Path(folder).resolve()
         if (self.folder / STATE).exists():
-            raise DataError(f"{self.folder}: its conversion has not ended ({STATE} is there)", "give the command that began it again")
+            raise DataError(
+                f"{self.folder}: its conversion has not ended ({STATE} is there)",
+                "give the command that began it again",
+            )
         self.config = architecture.read_config(str(self.folder))
         try:
             index = headers.index(self.folder)
-            self.shards: dict[str, list[str]] = {name: [] for name in sorted(set(index.values())) or headers.files(self.folder)}
+            self.shards: dict[str, list[str]] = {
+                name: [] for name in sorted(set(index.values())) or headers.files(self.folder)
+            }
         except ValueError as error:
             raise DataError(f"{self.folder}: {error}", "download or export the checkpoint again") from None
         self.shape: dict[str, tuple[int, ...]] = {}
@@ -51,7 +74,9 @@ class Source:
             file = self._file(shard)
             for name in sorted(file.keys()):
                 if name in self._shard_of:
-                    raise DataError(f"{self.folder}: {name} is in {self._shard_of[name]} and {shard}", "remove what does not belong")
+                    raise DataError(
+                        f"{self.folder}: {name} is in {self._shard_of[name]} and {shard}", "remove what does not belong"
+                    )
                 part = file.get_slice(name)
                 self.shape[name], self.dtype[name] = tuple(part.get_shape()), part.get_dtype()
                 self._shard_of[name] = shard
@@ -59,7 +84,9 @@ class Source:
         self.close()
         missing = sorted(index.keys() - self.shape.keys())
         if missing:
-            raise DataError(f"{self.folder}: {missing[0]} is in {INDEX} and in no shard", "download or export the checkpoint again")
+            raise DataError(
+                f"{self.folder}: {missing[0]} is in {INDEX} and in no shard", "download or export the checkpoint again"
+            )
 
     def read(self, name: str) -> torch.Tensor:
         return self._file(self._shard_of[name]).get_tensor(name)
@@ -76,7 +103,9 @@ class Source:
             try:
                 self._open[shard] = safe_open(self.folder / shard, framework="pt")
             except (SafetensorError, OSError) as error:
-                raise DataError(f"{self.folder / shard}: {error}", "the file is damaged or missing; download or export it again") from None
+                raise DataError(
+                    f"{self.folder / shard}: {error}", "the file is damaged or missing; download or export it again"
+                ) from None
         return self._open[shard]
 
 
@@ -126,7 +155,11 @@ class ToFp8(Format):
         converted = _matrices(source, self.ignore)
         notes = _stack_note(source, converted) if self.strategy == "channel" else ()
         if self.strategy == "block":
-            odd = [name for name in sorted(converted) if _PART.search(_module(name)) and source.shape[name][-2] % self.block[0]]
+            odd = [
+                name
+                for name in sorted(converted)
+                if _PART.search(_module(name)) and source.shape[name][-2] % self.block[0]
+            ]
             if odd:
                 rows = f"{odd[0]} has {source.shape[odd[0]][-2]} rows, not a multiple of {self.block[0]}"
                 notes = (f"{rows}: SGLang refuses that in q, k, v, gate and up projections",)
@@ -138,7 +171,12 @@ class ToFp8(Format):
 
     def configure(self, source: Source, plan: Plan) -> dict[str, Any]:
         if self.strategy == "block":
-            found = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(self.block)}
+            found = {
+                "quant_method": "fp8",
+                "fmt": "e4m3",
+                "activation_scheme": "dynamic",
+                "weight_block_size": list(self.block),
+            }
             found |= {"scale_fmt": self.scale_fmt} if self.scale_fmt else {}
             return _quantised(source, found | {"modules_to_not_convert": _unconverted(source, plan)})
         common = {"num_bits": 8, "type": "float", "symmetric": True, "group_size": None}
@@ -160,7 +198,10 @@ class ToInt4(Format):
         converted = _matrices(source, self.ignore)
         for name in sorted(converted):
             if source.shape[name][-1] % self.group:
-                said = f"{source.where(name)} has rows of {source.shape[name][-1]}, which groups of {self.group} do not divide"
+                said = (
+                    f"{source.where(name)} has rows of {source.shape[name][-1]}, which groups of {self.group} do not"
+                    " divide"
+                )
                 raise DataError(said, f"give a --group-size that does, or --ignore {_module(name)}")
         return Plan(converted, notes=_stack_note(source, converted))
 
@@ -169,7 +210,13 @@ class ToInt4(Format):
         return {name + suffix: tensor for suffix, tensor in stored.items()}
 
     def configure(self, source: Source, plan: Plan) -> dict[str, Any]:
-        weights = {"num_bits": 4, "type": "int", "symmetric": self.symmetric, "strategy": "group", "group_size": self.group}
+        weights = {
+            "num_bits": 4,
+            "type": "int",
+            "symmetric": self.symmetric,
+            "strategy": "group",
+            "group_size": self.group,
+        }
         return _quantised(source, _compressed(source, plan, "pack-quantized", weights | {"dynamic": False}, None))
 
 
@@ -187,7 +234,9 @@ class FromFp8(Format):
 
     def convert(self, source: Source, name: str, device: str) -> Tensors:
         found = _quantisation(source.config)
-        groups = [(group.get("weights") or {}).get("block_structure") for group in (found.get("config_groups") or {}).values()]
+        groups = [
+            (group.get("weights") or {}).get("block_structure") for group in (found.get("config_groups") or {}).values()
+        ]
         block = found.get("weight_block_size") or next(filter(None, groups), quantise.BLOCK)
         scale = source.read(self._scale(source, name)).to(device)
         return {name: quantise.dequantise_fp8(source.read(name).to(device), scale, tuple(block))}
@@ -206,14 +255,21 @@ class FromInt4(Format):
     """compressed-tensors' ``pack-quantized`` with 4 bits."""
 
     def plan(self, source: Source) -> Plan:
-        converted = frozenset(name for name, dtype in source.dtype.items() if name.endswith("_packed") and dtype == "I32")
+        converted = frozenset(
+            name for name, dtype in source.dtype.items() if name.endswith("_packed") and dtype == "I32"
+        )
         if not converted:
-            raise DataError(f"{source.folder}: no int32 tensor named ..._packed", "nothing to convert: only pack-quantized is read")
+            raise DataError(
+                f"{source.folder}: no int32 tensor named ..._packed", "nothing to convert: only pack-quantized is read"
+            )
         dropped = set()
         for name in converted:
             stem = name.removesuffix("_packed")
             if f"{stem}_g_idx" in source.shape:
-                raise DataError(f"{source.where(f'{stem}_g_idx')}: the columns are in another order", "export without actorder=group")
+                raise DataError(
+                    f"{source.where(f'{stem}_g_idx')}: the columns are in another order",
+                    "export without actorder=group",
+                )
             missing = [part for part in (f"{stem}_scale", f"{stem}_shape") if part not in source.shape]
             if missing:
                 raise DataError(f"{source.where(name)} is there, {missing[0]} is not", "the checkpoint is incomplete")
@@ -232,9 +288,13 @@ class FromInt4(Format):
 
 
 def _matrices(source: Source, ignore: tuple[str, ...]) -> frozenset[str]:
-    """Weights of linear layers and of stacked experts, less those of ``KEPT`` and ``ignore``. Raises what makes the result unusable."""
+    """Weights of linear layers and of stacked experts, less those of ``KEPT`` and ``ignore``. Raises what makes the
+    result unusable."""
     if _quantisation(source.config):
-        raise DataError(f"{source.folder / 'config.json'}: the model is quantised", "convert it back first: fp8-to-bf16 or int4-to-bf16")
+        raise DataError(
+            f"{source.folder / 'config.json'}: the model is quantised",
+            "convert it back first: fp8-to-bf16 or int4-to-bf16",
+        )
     able = [name for name, shape in source.shape.items() if _is_matrix(name, shape)]
     for pattern in ignore:
         if not any(_matches(name, (pattern,)) for name in able):
@@ -243,13 +303,18 @@ def _matrices(source: Source, ignore: tuple[str, ...]) -> frozenset[str]:
     converted = frozenset(name for name in able if not _matches(name, KEPT + ignore))
     for name in sorted(converted):
         if source.dtype[name] not in FLOATS:
-            raise DataError(f"{source.where(name)} is {source.dtype[name]}", "only float32, float16 and bfloat16 weights are quantised")
+            raise DataError(
+                f"{source.where(name)} is {source.dtype[name]}",
+                "only float32, float16 and bfloat16 weights are quantised",
+            )
     layers = collections.defaultdict(set)
     for name in able:
         layers[_layer(name)].add(name in converted)
     torn = next((layer for layer, fates in layers.items() if len(fates) > 1), None)
     if torn:
-        raise UsageError(f"--ignore leaves out a part of {torn}, which engines load as one", "leave out all of its parts or none")
+        raise UsageError(
+            f"--ignore leaves out a part of {torn}, which engines load as one", "leave out all of its parts or none"
+        )
     if not converted:
         fix = f"{len(able)} are left out by name" if able else "give a folder with a model's weights"
         raise DataError(f"{source.folder}: no weight matrix to convert", fix)
@@ -259,7 +324,9 @@ def _matrices(source: Source, ignore: tuple[str, ...]) -> frozenset[str]:
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     if 0 in shape:
         return False
-    return (len(shape) == 2 and name.endswith(".weight")) or (len(shape) == 3 and ".experts." in f".{name}" and not name.endswith("bias"))
+    return (len(shape) == 2 and name.endswith(".weight")) or (
+        len(shape) == 3 and ".experts." in f".{name}" and not name.endswith("bias")
+    )
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -294,7 +361,12 @@ def _stack_note(source: Source, converted: frozenset[str]) -> tuple[str, ...]:
     stacked = sorted(name for name in converted if len(source.shape[name]) == 3)
     if not stacked:
         return ()
-    return (f"{stacked[0]} is a stack of experts, taken as experts x out x in: SGLang loads this format from a tensor an expert",)
+    return (
+        (
+            f"{stacked[0]} is a stack of experts, taken as experts x out x in: SGLang loads this format from a tensor"
+            " an expert"
+        ),
+    )
 
 
 # -- config.json -------------------------------------------------------------------------------------------------------
@@ -302,27 +374,40 @@ def _stack_note(source: Source, converted: frozenset[str]) -> tuple[str, ...]:
 
 def _quantisation(config: dict[str, Any]) -> dict[str, Any]:
     text = config.get("text_config") or {}
-    return config.get("quantization_config") or config.get("compression_config") or text.get("quantization_config") or {}
+    return (
+        config.get("quantization_config") or config.get("compression_config") or text.get("quantization_config") or {}
+    )
 
 
 def _compressed(source: Source, plan: Plan, form: str, weights: dict, inputs: dict | None) -> dict[str, Any]:
-    """compressed-tensors' settings. Its ``ignore`` is exact names, which SGLang also finds inside longer ones: there a regex helps."""
+    """compressed-tensors' settings. Its ``ignore`` is exact names, which SGLang also finds inside longer ones: there a
+    regex helps."""
     modules = {_module(name) for name in plan.converted}
-    kept = [f"re:{re.escape(name)}$" if any(name in other for other in modules) else name for name in _unconverted(source, plan)]
+    kept = [
+        f"re:{re.escape(name)}$" if any(name in other for other in modules) else name
+        for name in _unconverted(source, plan)
+    ]
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
     return {
-        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed", "config_groups": {"group_0": group},
-        "ignore": kept, "kv_cache_scheme": None, "global_compression_ratio": None,
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": kept,
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
 
 
 def _quantised(source: Source, found: dict[str, Any]) -> dict[str, Any]:
-    """What is left of a float32 model is to be computed in bfloat16, for which the scales are made; SGLang would take float16."""
+    """What is left of a float32 model is to be computed in bfloat16, for which the scales are made; SGLang would take
+    float16."""
     return with_dtype(source.config, "float32") | {"quantization_config": found}
 
 
 def with_dtype(config: dict[str, Any], only: str | None) -> dict[str, Any]:
-    """``config`` without quantisation, with bfloat16 for the dtype ``only`` (None: for any), in a nested text model as well."""
+    """``config`` without quantisation, with bfloat16 for the dtype ``only`` (None: for any), in a nested text model as
+    well."""
     out = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
     for key in ("dtype", "torch_dtype"):
         if key in out and only in (None, out[key]):

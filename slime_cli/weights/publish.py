@@ -1,6 +1,7 @@
 """Weights as a version that engines can load: a folder with safetensors, the model's other files and a manifest.
 
-``weights/vNNNNNN/`` is complete when its ``manifest.json`` is there. Torch is needed to write one and to compute what an
+``weights/vNNNNNN/`` is complete when its ``manifest.json`` is there. Torch is needed to write one and to compute what
+an
 engine should report; :func:`slime_cli.weights.sync` sends it.
 """
 
@@ -32,7 +33,8 @@ def folder(run_dir: str | os.PathLike, version: int) -> pathlib.Path:
 
 
 def copy_model_files(source: str | os.PathLike, target: pathlib.Path) -> None:
-    """Config, tokenizer and template: everything of an HF checkpoint but its weights, in whatever format they are there.
+    """Config, tokenizer and template: everything of an HF checkpoint but its weights, in whatever format they are
+    there.
 
     Who may read it is for the new folder to say: the source may be read-only.
     """
@@ -43,14 +45,21 @@ def copy_model_files(source: str | os.PathLike, target: pathlib.Path) -> None:
 
 
 def write(
-    named: Iterable[tuple[str, torch.Tensor]], target: pathlib.Path, *, hf_checkpoint: str, version: str, step: int, run: str
+    named: Iterable[tuple[str, torch.Tensor]],
+    target: pathlib.Path,
+    *,
+    hf_checkpoint: str,
+    version: str,
+    step: int,
+    run: str,
 ) -> manifests.Weights:
     """Writes full weights into ``target`` and returns the manifest, which is written last."""
     shutil.rmtree(target, ignore_errors=True)
     copy_model_files(hf_checkpoint, target)
     tensors: dict[str, manifests.Tensor] = {}
     shard: dict[str, torch.Tensor] = {}
-    shards, size = 0, 0
+    shards = 0
+    size = 0
 
     def flush():
         nonlocal shards, size
@@ -58,7 +67,8 @@ def write(
         save_file(shard, path, metadata={"format": "pt"})
         path.chmod(0o644)  # safetensors gives a file to its owner alone; engines of others read it
         shard.clear()
-        shards, size = shards + 1, 0
+        shards = shards + 1
+        size = 0
 
     for name, tensor in named:
         tensor = tensor.detach().cpu().contiguous()
@@ -67,9 +77,11 @@ def write(
         shard[name] = tensor
         size += tensor.nbytes
         tensors[name] = manifests.Tensor(
-            dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape), file=f"model-{shards:05d}.safetensors",
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=list(tensor.shape),
+            file=f"model-{shards:05d}.safetensors",
             checksum=checksum(tensor),
-        )  # fmt: skip
+        )
     flush()
     if shards == 1:  # the name that every loader knows without an index
         os.replace(target / "model-00000.safetensors", target / "model.safetensors")
@@ -77,7 +89,9 @@ def write(
     else:
         index = {"metadata": {}, "weight_map": {name: t.file for name, t in tensors.items()}}
         manifests.write_json(target / "model.safetensors.index.json", index)
-    manifest = manifests.Weights(version=version, base=None, encoding="full", tensors=tensors, training_step=step, run=run)
+    manifest = manifests.Weights(
+        version=version, base=None, encoding="full", tensors=tensors, training_step=step, run=run
+    )
     manifests.write(target / "manifest.json", manifest)
     return manifest
 

@@ -1,13 +1,17 @@
-"""Tensor maths of two quantised checkpoint formats, there and back. No files and no tensor names; called by ``requantise``.
+"""Tensor maths of two quantised checkpoint formats, there and back. No files and no tensor names; called by
+``requantise``.
 
-A weight is ``[out, in]`` or a stack of experts ``[experts, out, in]``, of which every expert is treated as a matrix of its own.
+A weight is ``[out, in]`` or a stack of experts ``[experts, out, in]``, of which every expert is treated as a matrix of
+its own.
 What a format stores beside a weight is keyed by the suffix that its name gets: ``X.weight`` and ``X.weight_scale_inv``.
 
-FP8 (``float8_e4m3fn``): weight = q * scale, one float32 scale for each rectangle of the matrix. DeepSeek-V3's format has
+FP8 (``float8_e4m3fn``): weight = q * scale, one float32 scale for each rectangle of the matrix. DeepSeek-V3's format
+has
 128x128 blocks and calls the scales ``weight_scale_inv`` (README_WEIGHTS.md of its repository); compressed-tensors'
 ``float-quantized`` has one a row (``channel``) or one a matrix (``tensor``) and calls them ``weight_scale``.
 
-INT4 (compressed-tensors' ``pack-quantized``): weight = (q - zero) * scale, q and zero in -8..7, one scale and zero for each
+INT4 (compressed-tensors' ``pack-quantized``): weight = (q - zero) * scale, q and zero in -8..7, one scale and zero for
+each
 ``group`` of neighbours in a row. q + 8 is stored as a nibble, eight to an int32 with the first in the lowest bits.
 
 Every function raises :class:`DataError` with a message that continues a tensor's name.
@@ -38,10 +42,14 @@ def quantise_fp8(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """FP8 values of ``weight``'s shape, and their float32 scales.
 
-    scale = max |weight| / 448 over a rectangle, 1 where that is zero; with ``scale_fmt="ue8m0"`` rounded up to a power of two.
-    Scales have shape ``[ceil(out / block[0]), ceil(in / block[1])]`` for ``block``, ``[out, 1]`` for ``channel`` and ``[1]`` for
-    ``tensor``; of a stack of experts, ``[experts, rows, columns]`` of the same. A rectangle at the edge may be smaller: it
-    counts as padded with zeros that are not stored. An element is off by at most 2**-4 of its own size, or by 2**-10 of the
+    scale = max |weight| / 448 over a rectangle, 1 where that is zero; with ``scale_fmt="ue8m0"`` rounded up to a power
+    of two.
+    Scales have shape ``[ceil(out / block[0]), ceil(in / block[1])]`` for ``block``, ``[out, 1]`` for ``channel`` and
+    ``[1]`` for
+    ``tensor``; of a stack of experts, ``[experts, rows, columns]`` of the same. A rectangle at the edge may be smaller:
+    it
+    counts as padded with zeros that are not stored. An element is off by at most 2**-4 of its own size, or by 2**-10 of
+    the
     scale where it is tiny. Raises DataError for NaN and infinity.
     """
     if weight.dim() == 3:
@@ -54,7 +62,8 @@ def quantise_fp8(
 def dequantise_fp8(values: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] = BLOCK) -> torch.Tensor:
     """The bfloat16 weight. ``scale`` is as :func:`quantise_fp8` returns it, in float32 or a shorter float.
 
-    Which strategy it was follows from the scales' shape. Raises DataError when that fits none, or when the result is not finite.
+    Which strategy it was follows from the scales' shape. Raises DataError when that fits none, or when the result is
+    not finite.
     """
     if values.dim() == 3:
         experts = values.shape[0]
@@ -72,7 +81,9 @@ def dequantise_fp8(values: torch.Tensor, scale: torch.Tensor, block: tuple[int, 
     return _finite(_untiled(tiles, (rows, columns)).to(torch.bfloat16))
 
 
-def _fp8_matrix(weight_OI: torch.Tensor, strategy: str, block: tuple[int, int], scale_fmt: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _fp8_matrix(
+    weight_OI: torch.Tensor, strategy: str, block: tuple[int, int], scale_fmt: str | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     tiles = _tiles(weight_OI.float(), _rectangle(strategy, tuple(weight_OI.shape), block))
     largest = _finite(tiles.abs().amax(dim=(1, 3), keepdim=True))
     scale = (largest / FP8_MAX).clamp(min=_SMALLEST_SCALE[torch.float32])
@@ -123,23 +134,32 @@ def _unfitting(values: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]
 
 
 def quantise_int4(weight: torch.Tensor, group: int, symmetric: bool) -> dict[str, torch.Tensor]:
-    """What is stored of ``weight``, by suffix: ``_packed``, ``_scale``, ``_shape``, and ``_zero_point`` unless symmetric.
+    """What is stored of ``weight``, by suffix: ``_packed``, ``_scale``, ``_shape``, and ``_zero_point`` unless
+    symmetric.
 
-    Rounds to nearest. Symmetric: scale = max |weight| / 7.5. Asymmetric: scale = (max - min) / 15 over the group and zero, and
-    the zero point is where 0.0 falls, so that zeros stay exact. The scale has the weight's dtype (bfloat16 for float32: an
-    engine computes in 16 bits), rounded up, which keeps every element within half a stored scale. A group of zeros has scale 1.
+    Rounds to nearest. Symmetric: scale = max |weight| / 7.5. Asymmetric: scale = (max - min) / 15 over the group and
+    zero, and
+    the zero point is where 0.0 falls, so that zeros stay exact. The scale has the weight's dtype (bfloat16 for float32:
+    an
+    engine computes in 16 bits), rounded up, which keeps every element within half a stored scale. A group of zeros has
+    scale 1.
 
     ``_packed``: int32 ``[out, ceil(in / 8)]``. ``_scale``: ``[out, in / group]``. ``_shape``: int64, the weight's.
-    ``_zero_point``: int32 ``[ceil(out / 8), in / group]``, packed along the rows. A stack of experts has one more dimension in
+    ``_zero_point``: int32 ``[ceil(out / 8), in / group]``, packed along the rows. A stack of experts has one more
+    dimension in
     front. Raises DataError for NaN and infinity, and for rows that ``group`` does not divide.
     """
     if weight.shape[-1] % group:
         raise DataError(
-            f"has rows of {weight.shape[-1]}, which groups of {group} do not divide", "give a --group-size that does, or --ignore it"
+            f"has rows of {weight.shape[-1]}, which groups of {group} do not divide",
+            "give a --group-size that does, or --ignore it",
         )
     matrices = list(weight) if weight.dim() == 3 else [weight]
     stored = [_int4_matrix(matrix, group, symmetric) for matrix in matrices]
-    out = {suffix: torch.stack([one[suffix] for one in stored]) if weight.dim() == 3 else stored[0][suffix] for suffix in stored[0]}
+    out = {
+        suffix: torch.stack([one[suffix] for one in stored]) if weight.dim() == 3 else stored[0][suffix]
+        for suffix in stored[0]
+    }
     return out | {"_shape": torch.tensor(weight.shape, dtype=torch.int64)}
 
 
@@ -148,7 +168,8 @@ def dequantise_int4(
 ) -> torch.Tensor:
     """The bfloat16 weight of shape ``shape``; the arguments are what :func:`quantise_int4` returns.
 
-    Raises DataError when they do not fit together (values of 8 bits have another packed width), or the result is not finite.
+    Raises DataError when they do not fit together (values of 8 bits have another packed width), or the result is not
+    finite.
     """
     rows, columns = shape[-2:]
     groups = scale.shape[-1] if scale.dim() else 0
@@ -159,7 +180,8 @@ def dequantise_int4(
     if not fits:
         zero = "" if zero_point is None else f", zero points {list(zero_point.shape)}"
         raise DataError(
-            f"has shape {list(shape)}, packed {list(packed.shape)}, scales {list(scale.shape)}{zero}: that is not 4 bits by group",
+            f"has shape {list(shape)}, packed {list(packed.shape)}, scales {list(scale.shape)}{zero}: that is not 4"
+            " bits by group",
             "only pack-quantized checkpoints of 4 bits are read",
         )
     if leading:
@@ -173,9 +195,12 @@ def dequantise_int4(
 
 
 def pack_int4(values: torch.Tensor) -> torch.Tensor:
-    """Integers in -8..7 of shape ``[..., n]`` as int32 ``[..., ceil(n / 8)]``; what is left of the last word is zero bits."""
+    """Integers in -8..7 of shape ``[..., n]`` as int32 ``[..., ceil(n / 8)]``; what is left of the last word is zero
+    bits."""
     nibbles = F.pad((values + 8).to(torch.uint8), (0, -values.shape[-1] % 8)).unflatten(-1, (-1, 2))
-    return (nibbles[..., 0] | nibbles[..., 1] << 4).contiguous().view(torch.int32)  # little-endian, as all that torch runs on
+    return (
+        (nibbles[..., 0] | nibbles[..., 1] << 4).contiguous().view(torch.int32)
+    )  # little-endian, as all that torch runs on
 
 
 def unpack_int4(packed: torch.Tensor, count: int) -> torch.Tensor:
@@ -188,7 +213,9 @@ def _int4_matrix(weight_OI: torch.Tensor, group: int, symmetric: bool) -> dict[s
     groups_OGg = weight_OI.float().unflatten(-1, (-1, group))
     low_OG = _finite(groups_OGg.amin(-1)).clamp(max=0)
     high_OG = _finite(groups_OGg.amax(-1)).clamp(min=0)
-    step_OG = torch.maximum(-low_OG, high_OG) / 7.5 if symmetric else high_OG / 15 - low_OG / 15  # not the difference: it may overflow
+    step_OG = (
+        torch.maximum(-low_OG, high_OG) / 7.5 if symmetric else high_OG / 15 - low_OG / 15
+    )  # not the difference: it may overflow
     scale_OG = _rounded_up(step_OG, torch.float16 if weight_OI.dtype == torch.float16 else torch.bfloat16)
     scale_OG = torch.where((low_OG < 0) | (high_OG > 0), scale_OG, torch.ones_like(scale_OG))
     step_OG = scale_OG.float()
@@ -209,5 +236,7 @@ def _rounded_up(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
     if not bool(torch.isfinite(tensor).all()):
-        raise DataError("holds NaN or infinity", "the checkpoint is damaged, or its training diverged: nothing can be made of it")
+        raise DataError(
+            "holds NaN or infinity", "the checkpoint is damaged, or its training diverged: nothing can be made of it"
+        )
     return tensor

@@ -92,7 +92,8 @@ def verify(urls: list[str], folder: pathlib.Path, version: str) -> list[Proof]:
     for file in sorted({t.file for t in manifest.tensors.values()}):
         named |= load_file(folder / file)
     expected: dict[str, str | None] = {}
-    proofs, first = [], None
+    proofs = []
+    first = None
     for url in urls:
         found = ask(url + "/model_info").get("weight_version")
         if found != version:
@@ -109,7 +110,10 @@ def verify(urls: list[str], folder: pathlib.Path, version: str) -> list[Proof]:
                     expected[name] = None if tensor is None else publish.checksum(tensor)
             wrong = sorted(n for n, s in sums[0].items() if expected[n] is not None and expected[n] != s)
             if wrong:
-                raise EngineError(f"{url} holds other weights than {folder} in {len(wrong)} tensors, {wrong[0]} first", "sync it again")
+                raise EngineError(
+                    f"{url} holds other weights than {folder} in {len(wrong)} tensors, {wrong[0]} first",
+                    "sync it again",
+                )
             comparable = all(expected[n] is not None for n in sums[0])
         if first is not None and sums != first:
             raise EngineError(f"{url} and {urls[0]} hold different weights after loading {version}", "sync them again")

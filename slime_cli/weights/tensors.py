@@ -25,7 +25,8 @@ def required(config: Config) -> Tensors | None:
     layer = LAYERS.get((config.get("architectures") or ["?"])[0])
     if layer is None:
         return None
-    rows, hidden = need(config, "vocab_size"), need(config, "hidden_size")
+    rows = need(config, "vocab_size")
+    hidden = need(config, "hidden_size")
     out = {"model.embed_tokens.weight": (rows, hidden), "model.norm.weight": (hidden,)}
     if not config.get("tie_word_embeddings", False):
         out["lm_head.weight"] = (rows, hidden)
@@ -70,8 +71,10 @@ def _attention(c: Config, *, bias: bool = False, out_bias: bool = False, norms: 
     """Grouped-query attention. ``norms``: of queries and keys, each "head" or all "heads" in one; ``gate`` 2:
     queries have one.
     """
-    hidden, heads = c["hidden_size"], need(c, "num_attention_heads")
-    groups, width = c.get("num_key_value_heads") or heads, c.get("head_dim") or hidden // heads
+    hidden = c["hidden_size"]
+    heads = need(c, "num_attention_heads")
+    groups = c.get("num_key_value_heads") or heads
+    width = c.get("head_dim") or hidden // heads
     yield from _linear("self_attn.q_proj", heads * width * gate, hidden, bias)
     yield from _linear("self_attn.k_proj", groups * width, hidden, bias)
     yield from _linear("self_attn.v_proj", groups * width, hidden, bias)
@@ -82,9 +85,14 @@ def _attention(c: Config, *, bias: bool = False, out_bias: bool = False, norms: 
 
 
 def _latent_attention(c: Config) -> Named:
-    hidden, heads, bias = c["hidden_size"], need(c, "num_attention_heads"), bool(c.get("attention_bias"))
-    nope, rope, value = need(c, "qk_nope_head_dim"), need(c, "qk_rope_head_dim"), need(c, "v_head_dim")
-    query, key = c.get("q_lora_rank"), need(c, "kv_lora_rank")
+    hidden = c["hidden_size"]
+    heads = need(c, "num_attention_heads")
+    bias = bool(c.get("attention_bias"))
+    nope = need(c, "qk_nope_head_dim")
+    rope = need(c, "qk_rope_head_dim")
+    value = need(c, "v_head_dim")
+    query = c.get("q_lora_rank")
+    key = need(c, "kv_lora_rank")
     if query is None:
         yield from _linear("self_attn.q_proj", heads * (nope + rope), hidden)
     else:
@@ -98,7 +106,9 @@ def _latent_attention(c: Config) -> Named:
 
 
 def _indexer(c: Config) -> Named:
-    heads, width, hidden = need(c, "index_n_heads"), need(c, "index_head_dim"), c["hidden_size"]
+    heads = need(c, "index_n_heads")
+    width = need(c, "index_head_dim")
+    hidden = c["hidden_size"]
     yield from _linear("self_attn.indexer.wq_b", heads * width, need(c, "q_lora_rank"))
     yield from _linear("self_attn.indexer.wk", width, hidden)
     yield from _linear("self_attn.indexer.weights_proj", heads, hidden)
@@ -107,8 +117,10 @@ def _indexer(c: Config) -> Named:
 
 
 def _delta_net(c: Config) -> Named:
-    keys, values = need(c, "linear_num_key_heads"), need(c, "linear_num_value_heads")
-    key, value = keys * need(c, "linear_key_head_dim"), values * need(c, "linear_value_head_dim")
+    keys = need(c, "linear_num_key_heads")
+    values = need(c, "linear_num_value_heads")
+    key = keys * need(c, "linear_key_head_dim")
+    value = values * need(c, "linear_value_head_dim")
     hidden = c["hidden_size"]
     yield from _linear("linear_attn.in_proj_qkvz", 2 * key + 2 * value, hidden)
     yield from _linear("linear_attn.in_proj_ba", 2 * values, hidden)
@@ -149,7 +161,9 @@ def _routed(c: Config, number: int) -> Named:
     if not families.dense_first(c)[number]:
         yield from _dense(c)
         return
-    count, width, shared = need(c, "n_routed_experts"), need(c, "moe_intermediate_size"), c.get("n_shared_experts") or 0
+    count = need(c, "n_routed_experts")
+    width = need(c, "moe_intermediate_size")
+    shared = c.get("n_shared_experts") or 0
     yield from _experts(c, count, width)
     yield "mlp.gate.e_score_correction_bias", (count,)
     if shared:
@@ -213,7 +227,8 @@ def _glm5(c: Config, number: int) -> Named:
 
 
 def _minimax_m2(c: Config, number: int) -> Named:
-    count, at = families.expert_count(c), "block_sparse_moe"
+    count = families.expert_count(c)
+    at = "block_sparse_moe"
     yield from (*_norms(c), *_attention(c, norms="heads" if c.get("use_qk_norm", True) else ""))
     yield from _experts(c, count, need(c, "intermediate_size"), at, names=("w1", "w3", "w2"))
     if c.get("use_routing_bias", True):

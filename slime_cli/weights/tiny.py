@@ -1,6 +1,7 @@
 """``tiny:`` checkpoints: a small model of a real architecture with a tokenizer and chat template of its own.
 
-``--hf-checkpoint tiny:qwen3?hidden_size=128&num_hidden_layers=3`` (or ``tiny:qwen3_moe``) makes one in the run directory, from a seed, so that a
+``--hf-checkpoint tiny:qwen3?hidden_size=128&num_hidden_layers=3`` (or ``tiny:qwen3_moe``) makes one in the run
+directory, from a seed, so that a
 whole run needs nothing from outside. Query arguments are fields of the HF config; ``seed`` is the only other one.
 """
 
@@ -16,7 +17,8 @@ from slime_cli.errors import UsageError
 
 PREFIX = "tiny:"
 ROLES = ("system", "user", "assistant", "tool")
-END, PAD = "<|end|>", "<|pad|>"
+END = "<|end|>"
+PAD = "<|pad|>"
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -25,16 +27,32 @@ CORPUS = ["Calculate 12 + 34 - 56 * 78 / 90.", "What is the sum of 1, 2 and 3? A
 """Enough to make words of arithmetic prompts single tokens; everything else is spelled in bytes."""
 VOCABULARY = 320
 SHAPE = dict(
-    hidden_size=128, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-    max_position_embeddings=512, rope_theta=10000.0, tie_word_embeddings=True, initializer_range=0.08, rms_norm_eps=1e-6,
-)  # fmt: skip
+    hidden_size=128,
+    intermediate_size=512,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=512,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
+    initializer_range=0.08,
+    rms_norm_eps=1e-6,
+)
 MODELS: dict[str, tuple[str, dict]] = {
     "qwen3": ("Qwen3", {}),
     # SGLang's Qwen3-MoE has an output layer of its own and would not tie it.
     "qwen3_moe": (
-        "Qwen3Moe", dict(num_experts=16, num_experts_per_tok=4, moe_intermediate_size=128, norm_topk_prob=True, tie_word_embeddings=False),
+        "Qwen3Moe",
+        dict(
+            num_experts=16,
+            num_experts_per_tok=4,
+            moe_intermediate_size=128,
+            norm_topk_prob=True,
+            tie_word_embeddings=False,
+        ),
     ),
-}  # fmt: skip
+}
 """Name -> prefix of transformers' classes, and fields of its config beside ``SHAPE``."""
 
 
@@ -45,7 +63,8 @@ def config(uri: str) -> dict[str, Any]:
 
 
 def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
-    """Makes the checkpoint at ``folder`` unless it is there already; returns the folder. Raises UsageError for a bad URI."""
+    """Makes the checkpoint at ``folder`` unless it is there already; returns the folder. Raises UsageError for a bad
+    URI."""
     folder = pathlib.Path(folder)
     prefix, settings, seed = _read(uri)
     if (folder / "config.json").exists():
@@ -57,9 +76,13 @@ def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     transformers.utils.logging.disable_progress_bar()
     tokenizer = _tokenizer()
     described = getattr(transformers, f"{prefix}Config")(
-        vocab_size=VOCABULARY, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-        dtype="float32", **settings,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        dtype="float32",
+        **settings,
+    )
     torch.manual_seed(seed)
     model = getattr(transformers, f"{prefix}ForCausalLM")(described)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +122,9 @@ def _read(uri: str) -> tuple[str, dict[str, Any], int]:
         if type(value) is int and value < 1:
             raise UsageError(f"--hf-checkpoint {uri}: {field} is {value}", "it must be at least 1")
     if fields["num_attention_heads"] % fields["num_key_value_heads"]:
-        raise UsageError(f"--hf-checkpoint {uri}: num_key_value_heads does not divide num_attention_heads", "give one that does")
+        raise UsageError(
+            f"--hf-checkpoint {uri}: num_key_value_heads does not divide num_attention_heads", "give one that does"
+        )
     fields["rope_parameters"] = {"rope_type": "default", "rope_theta": fields.pop("rope_theta")}
     return prefix, fields, seed
 
@@ -128,7 +153,10 @@ def _tokenizer():
     core.decoder = decoders.ByteLevel()
     special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=VOCABULARY,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     core.train_from_iterator(CORPUS, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)

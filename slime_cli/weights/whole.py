@@ -227,7 +227,9 @@ def check_weights(folder: pathlib.Path) -> Finding:
         fix = "is config.json that of these weights? engines and Megatron leave them out"
         return Finding(name, "warn", f"{size}; the architecture has no place for {extra[0]}{more}", fix)
     if _head_differs(folder, config, contents):
-        detail = f"{size}; config.json ties lm_head to the embedding, and the lm_head.weight that is there is another one"
+        detail = (
+            f"{size}; config.json ties lm_head to the embedding, and the lm_head.weight that is there is another one"
+        )
         fix = "engines and Megatron leave it out; where it is the model's own head, set tie_word_embeddings to false"
         return Finding(name, "warn", detail, fix)
     return Finding(name, "ok", f"{size}, all {len(wanted):,} tensors of {config['architectures'][0]}")
@@ -244,7 +246,8 @@ def _unknown(config: dict[str, Any], wanted: tensors.Tensors | None) -> str:
     if wanted is None:
         return f"the tensors of {(config.get('architectures') or ['?'])[0]} are not known here"
     found = config.get("quantization_config") or config.get("compression_config") or {}
-    method, form = found.get("quant_method"), found.get("format")
+    method = found.get("quant_method")
+    form = found.get("format")
     if method is not None and (method not in QUANTISED or QUANTISED[method] and form not in QUANTISED[method]):
         return f"tensors quantised by {method}{f' ({form})' if form else ''} are not known here"
     return ""
@@ -276,6 +279,7 @@ def _without_place(config: dict[str, Any], wanted: tensors.Tensors, contents: he
         else 1 << 30
     )
     return sorted(
-        name for name in contents.tensors.keys() - wanted.keys()
+        name
+        for name in contents.tensors.keys() - wanted.keys()
         if not (tensors.computed(name) or tensors.further(name, layers) or name.endswith(OF_QUANTISATION))
-    )  # fmt: skip
+    )

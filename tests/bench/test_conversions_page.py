@@ -5,8 +5,16 @@ from slime_cli.bench import conversions, conversions_page
 LAYOUTS = ["single", "tp2", "ep2"]
 
 
-def row(family: str, layout: str, logits: float | None = None, gradient: float | None = None, why_not: str | None = None) -> dict:
-    out = {"family": family, "architecture": f"{family}ForCausalLM", "layout": layout, "exact": why_not is None, "why_not": why_not}
+def row(
+    family: str, layout: str, logits: float | None = None, gradient: float | None = None, why_not: str | None = None
+) -> dict:
+    out = {
+        "family": family,
+        "architecture": f"{family}ForCausalLM",
+        "layout": layout,
+        "exact": why_not is None,
+        "why_not": why_not,
+    }
     return out | {"logits_max_diff": logits, "gradient_max_relative_diff": gradient}
 
 
@@ -44,7 +52,11 @@ def test_nothing_refused_needs_no_list_of_refusals():
 def test_the_committed_page_has_the_renderers_words_and_every_family(tmp_path):
     committed = conversions_page.PAGE.read_text()
     conversions_page.write(ROWS, list(conversions.LAYOUTS), tmp_path / "docs" / "page.md")
-    frame = [line for line in (tmp_path / "docs" / "page.md").read_text().splitlines() if not line.startswith(("- **", "| Dense", "| Moe"))]
+    frame = [
+        line
+        for line in (tmp_path / "docs" / "page.md").read_text().splitlines()
+        if not line.startswith(("- **", "| Dense", "| Moe"))
+    ]
     left = [line for line in committed.splitlines() if line in frame]
     assert left == frame, "make conversions, or python -m slime_cli.bench.conversions_page, writes it again"
     named = {line.split(" | ")[0].removeprefix("| ") for line in committed.splitlines() if line.startswith("| ")}

@@ -1,4 +1,5 @@
-"""The benchmark of the log-probability path's memory, which is no matter of speed: it runs, and the chunks do what they are for."""
+"""The benchmark of the log-probability path's memory, which is no matter of speed: it runs, and the chunks do what they
+are for."""
 
 import json
 import subprocess

@@ -14,14 +14,22 @@ SHAPE = [2, 2]
 
 def sample(index: int, tokens: int, response: int, **more) -> Sample:
     return Sample(
-        index=index, group_index=index // 2, tokens=list(range(tokens)), response_length=response, reward=0.5, status=Status.COMPLETED,
-        rollout_log_probs=[-1.0] * response, **more,
-    )  # fmt: skip
+        index=index,
+        group_index=index // 2,
+        tokens=list(range(tokens)),
+        response_length=response,
+        reward=0.5,
+        status=Status.COMPLETED,
+        rollout_log_probs=[-1.0] * response,
+        **more,
+    )
 
 
 def routed(index: int, tokens: int, response: int) -> Sample:
     chosen = np.arange(4 * (tokens - 1)).reshape(-1, *SHAPE) + 100 * index
-    return sample(index, tokens, response, rollout_routed_experts=chosen.astype("<i2").tobytes(), routed_experts_shape=SHAPE)
+    return sample(
+        index, tokens, response, rollout_routed_experts=chosen.astype("<i2").tobytes(), routed_experts_shape=SHAPE
+    )
 
 
 def test_a_batch_survives_its_file(tmp_path):
@@ -55,10 +63,23 @@ def test_experts_for_another_number_of_tokens_are_refused():
 
 
 SIBLINGS = [
-    Sample(index=4, group_index=2, part=part, prompt="p", tokens=[1, 2, 3], response="r", response_length=2, reward=reward,
-           loss_mask=[0, 1], rollout_log_probs=[-0.5, -0.25], rollout_id=7, status=Status.COMPLETED, metadata={"agent": part})
+    Sample(
+        index=4,
+        group_index=2,
+        part=part,
+        prompt="p",
+        tokens=[1, 2, 3],
+        response="r",
+        response_length=2,
+        reward=reward,
+        loss_mask=[0, 1],
+        rollout_log_probs=[-0.5, -0.25],
+        rollout_id=7,
+        status=Status.COMPLETED,
+        metadata={"agent": part},
+    )
     for part, reward in enumerate([1.0, {"score": 0.5}])
-]  # fmt: skip
+]
 
 
 def test_parquet_keeps_siblings(tmp_path):

@@ -31,8 +31,16 @@ def deal(journal: Journal, first: int, groups: int, n: int, rollout_id: int) -> 
 
 
 def done(index: int, n: int = 4, reward: object = 1.0) -> Sample:
-    return Sample(index=index, group_index=index // n, tokens=[1, 2, 3], response="x", response_length=1, reward=reward,
-                  rollout_log_probs=[-0.5], status=Status.COMPLETED)
+    return Sample(
+        index=index,
+        group_index=index // n,
+        tokens=[1, 2, 3],
+        response="x",
+        response_length=1,
+        reward=reward,
+        rollout_log_probs=[-0.5],
+        status=Status.COMPLETED,
+    )
 
 
 @pytest.fixture
@@ -193,13 +201,23 @@ def test_a_rollback_hands_out_again_what_the_lost_commits_trained(journal):
     first, second, third = trained_thrice(journal)
     done_ = journal.roll_back(1, "ckpt/3: weights is missing")
     assert (done_.from_step, done_.to_step, done_.again, done_.dropped) == (3, 1, 8, 0)
-    recovery, ledger = journal.recover(), journal.ledger()
+    recovery = journal.recover()
+    ledger = journal.ledger()
     assert recovery.committed.checkpoint == "ckpt/1" and recovery.replay == {2: tuple(second), 3: tuple(third)}
     assert ledger.balanced and (ledger.dispatched, ledger.trained, ledger.in_flight) == (12, 4, {"BATCHED": 8})
-    assert journal.record(third[0]).undone == (3,) and journal.record(first[0]).undone == () and journal.get("finished") is None
+    assert (
+        journal.record(third[0]).undone == (3,)
+        and journal.record(first[0]).undone == ()
+        and journal.get("finished") is None
+    )
     journal.commit(steps=[(2, 2, "v2", second), (3, 3, "v3", third)], checkpoint="ckpt/3")
     ledger = journal.ledger()
-    assert ledger.balanced and (ledger.trained, ledger.committed, ledger.trained_twice, ledger.in_flight) == (12, 12, 0, {})
+    assert ledger.balanced and (ledger.trained, ledger.committed, ledger.trained_twice, ledger.in_flight) == (
+        12,
+        12,
+        0,
+        {},
+    )
     assert ledger.rollbacks == (done_,) and [c.step for c in journal.commits()] == [1, 2, 3]
     assert (journal.record(third[0]).step, journal.record(third[0]).undone) == (3, (3,))
     with pytest.raises(ValueError, match="can't go TRAINED -> TRAINED"):
@@ -272,7 +290,11 @@ def test_an_older_journal_is_read_as_it_is_and_brought_up_by_a_writer(tmp_path):
     assert path.read_bytes() == before
     for _ in range(2):
         with Journal(path) as journal:
-            assert journal.ledger().balanced and journal.recover().replay == {1: (1,)} and journal.commits()[0].checkpoint == "ckpt/1"
+            assert (
+                journal.ledger().balanced
+                and journal.recover().replay == {1: (1,)}
+                and journal.commits()[0].checkpoint == "ckpt/1"
+            )
     with Journal(path) as journal:
         journal.commit(steps=[(2, 1, "v2", [1])], checkpoint="ckpt/2")
         journal.roll_back(1, "lost")
@@ -342,7 +364,10 @@ WAYS = {
 @pytest.mark.parametrize("seed", range(8))
 def test_random_histories_agree_with_a_dict(tmp_path, seed):
     """Random legal and illegal calls, reopened and recovered at random; the model is a dict of fates."""
-    rng, model, dealt, step = random.Random(seed), {}, 0, 1
+    rng = random.Random(seed)
+    model = {}
+    dealt = 0
+    step = 1
     trained: dict[int, int] = {}
     dropped: dict[str, int] = {}
     journal = Journal(tmp_path / "j.sqlite")
@@ -387,7 +412,8 @@ def test_random_histories_agree_with_a_dict(tmp_path, seed):
             journal.close()
             journal = Journal(tmp_path / "j.sqlite")
         else:
-            to, call = WAYS[action], calls[action]
+            to = WAYS[action]
+            call = calls[action]
             if all(model[i] in SOURCES[to] for i in some):
                 call()
                 model.update(dict.fromkeys(some, to))
@@ -412,7 +438,9 @@ def work_until_killed(path: str, acknowledged: str) -> None:
         group = recovery.next_group_index
         waiting = [i for ids in recovery.replay.values() for i in ids]
         finished = executions(s for g in recovery.groups for s in g.finished)
-        assert all([s.part for s in siblings] == list(range(1 + i % 3)) for i, siblings in finished.items()), "siblings came apart"
+        assert all([s.part for s in siblings] == list(range(1 + i % 3)) for i, siblings in finished.items()), (
+            "siblings came apart"
+        )
         ready = list(finished)
         open_now = [i for g in recovery.groups for i in g.pending]
         while True:
@@ -426,14 +454,19 @@ def work_until_killed(path: str, acknowledged: str) -> None:
             waiting += ready
             journal.commit(steps=[(step, step, str(step), waiting)], checkpoint=str(step))
             notes.write(f"{step} {len(waiting)}\n")
-            step, waiting, ready, open_now = step + 1, [], [], []
+            step = step + 1
+            waiting = []
+            ready = []
+            open_now = []
 
 
 @pytest.mark.slow
 def test_killed_anywhere_nothing_is_lost_or_trained_twice(tmp_path):
-    path, acknowledged = str(tmp_path / "journal.sqlite"), tmp_path / "acknowledged"
+    path = str(tmp_path / "journal.sqlite")
+    acknowledged = tmp_path / "acknowledged"
     acknowledged.touch()
-    context, rng = multiprocessing.get_context("fork"), random.Random(0)
+    context = multiprocessing.get_context("fork")
+    rng = random.Random(0)
     for _ in range(25):
         child = context.Process(target=work_until_killed, args=(path, str(acknowledged)))
         child.start()
@@ -443,7 +476,8 @@ def test_killed_anywhere_nothing_is_lost_or_trained_twice(tmp_path):
         assert child.exitcode == -signal.SIGKILL, "the child ended by itself"
         if pathlib.Path(path).exists():
             with Journal(path) as journal:
-                ledger, recovery = journal.ledger(), journal.recover()
+                ledger = journal.ledger()
+                recovery = journal.recover()
                 lines = acknowledged.read_text().splitlines()
                 noted = {int(line.split()[0]) for line in lines if len(line.split()) == 2}
                 assert ledger.balanced and ledger.trained_twice == 0
@@ -457,7 +491,8 @@ def test_killed_anywhere_nothing_is_lost_or_trained_twice(tmp_path):
 def throughput(path: pathlib.Path, batches: int = 20, groups: int = 128, n: int = 8) -> tuple[float, float]:
     """Samples/s through lease, finish, batched and commit in rollouts of groups x n: by the wall, by CPU time."""
     with Journal(path) as journal:
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         for step in range(batches):
             indices = deal(journal, step * groups, groups, n, step)
             journal.finish([done(i, n) for i in indices])

@@ -61,7 +61,11 @@ def test_rows_carry_prompt_label_metadata_tools_and_line(tmp_path):
         ({"input": "x", "label": None}, "label", "null"),
         ({"input": "x", "label": 1, "metadata": "m"}, "metadata", "text, not an object"),
         ({"input": "x", "label": 1, "tools": {}}, "tools", "not a list"),
-        ({"input": "x", "label": 1, "metadata": {"seed": 2**64}}, "metadata", "can't be stored as JSON: can't serialize ints"),
+        (
+            {"input": "x", "label": 1, "metadata": {"seed": 2**64}},
+            "metadata",
+            "can't be stored as JSON: can't serialize ints",
+        ),
         ({"input": [{"role": "user", "content": "x", "id": 2**64}], "label": 1}, "input", "can't be stored as JSON"),
     ],
 )
@@ -190,9 +194,11 @@ def test_parquet_bad_rows_and_columns(tmp_path):
 
 
 COLUMN_VALUES = {
-    "date": (datetime.date(2026, 11, 30), "2026-11-30"), "time": (datetime.datetime(2026, 11, 30, 1, 2), "2026-11-30 01:02:00"),
-    "decimal": (decimal.Decimal("1.50"), "1.50"), "bytes": (b"1.50", None),
-}  # fmt: skip
+    "date": (datetime.date(2026, 11, 30), "2026-11-30"),
+    "time": (datetime.datetime(2026, 11, 30, 1, 2), "2026-11-30 01:02:00"),
+    "decimal": (decimal.Decimal("1.50"), "1.50"),
+    "bytes": (b"1.50", None),
+}
 
 
 @pytest.mark.parametrize("kind", COLUMN_VALUES)

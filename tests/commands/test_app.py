@@ -85,7 +85,8 @@ def test_own_help_lists_exactly_what_the_command_reads(raw, capsys, command):
 
     got = raw()
     assert cli.run([command, "--load", "x", "--help"]) == 0
-    said, dests = capsys.readouterr().out, own.READ_BY[command][0]
+    said = capsys.readouterr().out
+    dests = own.READ_BY[command][0]
     for option in own.OPTIONS:
         assert (f"  {option.flag}" in said) == (dests is None or option.dest in dests), option.flag
     assert "--sglang-NAME" in said and "--router-NAME" in said and ("Megatron's" in said) == (command == "train")
@@ -93,7 +94,8 @@ def test_own_help_lists_exactly_what_the_command_reads(raw, capsys, command):
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(UsageError("m", "f"), 2), (DataError("m", "f"), 3), (EngineError("m", "f"), 4), (Interrupted("m", "f"), 5)]
+    ("error", "code"),
+    [(UsageError("m", "f"), 2), (DataError("m", "f"), 3), (EngineError("m", "f"), 4), (Interrupted("m", "f"), 5)],
 )
 def test_errors_are_two_lines_and_a_code(raw, capsys, error, code):
     raw(raiser(error))

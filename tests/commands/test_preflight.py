@@ -60,13 +60,13 @@ REFUSED = [
     ("--rollout-max-response-len 600", UsageError, "more than the model's 512 positions"),
     ("--use-top-p-replay --rollout-top-k 1000 --rollout-top-p 0.9", UsageError, "with a vocabulary of 320"),
     ("--use-rollout-routing-replay", UsageError, "is not a mixture of experts"),
-]  # fmt: skip
-
+]
 
 
 @pytest.mark.parametrize(("more", "kind", "said"), REFUSED)
 def test_the_dry_run_refuses_what_the_run_refuses(words, more, kind, said, tmp_path):
-    dry, real = refused([*words, *more.split(), "--dry-run"]), refused([*words, *more.split()])
+    dry = refused([*words, *more.split(), "--dry-run"])
+    real = refused([*words, *more.split()])
     assert dry == real and dry[0] is kind and said in dry[1]
     assert not (tmp_path / "out").exists()
 
@@ -84,13 +84,14 @@ NOT_HERE = [
     ("--eval-interval 1 --eval-prompt-data nowhere.jsonl", DataError, "nowhere.jsonl"),
     ("--rollout-endpoint nowhere.json", DataError, "nowhere.json"),
     ("--advantage-estimator ppo --megatron-config-path nowhere.yaml", UsageError, "nowhere.yaml: cannot be read"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("more", "kind", "said"), NOT_HERE)
 def test_what_is_not_on_this_machine_is_a_warning_of_the_dry_run(words, more, kind, said, capsys, tmp_path):
     assert train.run([*words, *more.split(), "--dry-run"]) == 0
-    flag, value = [word for word in more.split() if word.startswith("--")][-1], more.split()[-1]
+    flag = [word for word in more.split() if word.startswith("--")][-1]
+    value = more.split()[-1]
     assert f"warning not on this machine: {flag} {value}" in " ".join(capsys.readouterr().out.split())
     found, text = refused([*words, *more.split()])
     assert found is kind and said in text and not (tmp_path / "out").exists()
@@ -145,9 +146,15 @@ def test_a_run_directory_with_other_options_is_refused_at_once(words, tmp_path):
 
 def test_an_endpoint_that_does_not_answer_is_refused(words, tmp_path):
     endpoint = manifests.Endpoint(
-        router_url="http://127.0.0.1:9", engines=[], model="m", engine_name="sglang", engine_version="0", owner_pid=1,
-        owner_host="h", created=0.0,
-    )  # fmt: skip
+        router_url="http://127.0.0.1:9",
+        engines=[],
+        model="m",
+        engine_name="sglang",
+        engine_version="0",
+        owner_pid=1,
+        owner_host="h",
+        created=0.0,
+    )
     manifests.write(tmp_path / "endpoint.json", endpoint)
     for more in (["--dry-run"], []):
         kind, said = refused([*words, "--rollout-endpoint", "endpoint.json", *more])

@@ -28,7 +28,8 @@ def check(*found: tuple[str, Resolved]) -> tuple[dict[str, int], list[str]]:
     return train_data.check(opened, said.append), said
 
 
-SHORT, LONG = {"input": "1 + 2", "label": "3"}, {"input": "1 + " * 20, "label": "3"}
+SHORT = {"input": "1 + 2", "label": "3"}
+LONG = {"input": "1 + " * 20, "label": "3"}
 
 
 def test_epochs_make_rollouts_of_the_rows_that_can_be_used(tmp_path, model):

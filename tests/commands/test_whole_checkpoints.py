@@ -45,10 +45,11 @@ COMMANDS = {
     "hf-to-fp8": (["convert", "hf-to-fp8", "--hf-checkpoint", "MODEL", "--save", "OUT"], 3),
     "serve-rollout": (["serve-rollout", "--hf-checkpoint", "MODEL", "--run-dir", "OUT"], 3),
     "train": (
-        "train --hf-checkpoint MODEL --prompt-data reasoning-gym:basic_arithmetic --num-rollout 1 --rollout-batch-size 2 "
-        "--n-samples-per-prompt 2 --rollout-max-response-len 8 --run-dir OUT".split(), 3,
+        "train --hf-checkpoint MODEL --prompt-data reasoning-gym:basic_arithmetic --num-rollout 1 --rollout-batch-size"
+        " 2 --n-samples-per-prompt 2 --rollout-max-response-len 8 --run-dir OUT".split(),
+        3,
     ),
-}  # fmt: skip
+}
 
 
 class Started(Exception):

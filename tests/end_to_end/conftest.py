@@ -11,13 +11,29 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 SMALL = HERE / "small.yaml"
-HOSTILE = ("h2", "json", "torch", "typing_extensions", "random", "socket", "numpy", "httpx", "ray", "sglang", "megatron", "sgl_kernel", "zmq")
+HOSTILE = (
+    "h2",
+    "json",
+    "torch",
+    "typing_extensions",
+    "random",
+    "socket",
+    "numpy",
+    "httpx",
+    "ray",
+    "sglang",
+    "megatron",
+    "sgl_kernel",
+    "zmq",
+)
 TINY = "tiny:qwen3?num_hidden_layers=2&hidden_size=64&intermediate_size=128&head_dim=16"
 
 
 def slime(*words: str, **kwargs) -> subprocess.CompletedProcess:
     """Runs `slime WORDS` to its end as a user would."""
-    return subprocess.run([sys.executable, "-m", "slime_cli", *map(str, words)], capture_output=True, text=True, timeout=420, **kwargs)
+    return subprocess.run(
+        [sys.executable, "-m", "slime_cli", *map(str, words)], capture_output=True, text=True, timeout=420, **kwargs
+    )
 
 
 def start(*words: str, log: pathlib.Path, **kwargs) -> subprocess.Popen:
@@ -26,7 +42,9 @@ def start(*words: str, log: pathlib.Path, **kwargs) -> subprocess.Popen:
 
     command = [sys.executable, "-m", "slime_cli", *map(str, words)]
     with open(log, "ab") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, preexec_fn=as_in_a_terminal, **kwargs)
+        return subprocess.Popen(
+            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, preexec_fn=as_in_a_terminal, **kwargs
+        )
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +60,19 @@ def hostile(tmp_path_factory):
 def served(tmp_path_factory, hostile):
     """The folder of a running `serve-rollout`, started among hostile scripts: endpoint.json, model/, logs/."""
     folder = tmp_path_factory.mktemp("served")
-    environment = dict(os.environ, http_proxy="http://127.0.0.1:9", HTTPS_PROXY="http://127.0.0.1:9")  # must never be used
-    process = start("serve-rollout", "--hf-checkpoint", TINY, "--run-dir", folder, log=folder / "out.log", env=environment, cwd=hostile)
+    environment = dict(
+        os.environ, http_proxy="http://127.0.0.1:9", HTTPS_PROXY="http://127.0.0.1:9"
+    )  # must never be used
+    process = start(
+        "serve-rollout",
+        "--hf-checkpoint",
+        TINY,
+        "--run-dir",
+        folder,
+        log=folder / "out.log",
+        env=environment,
+        cwd=hostile,
+    )
     deadline = time.time() + 300
     while not (folder / "endpoint.json").exists():
         assert process.poll() is None and time.time() < deadline, (folder / "out.log").read_text()[-3000:]

@@ -28,7 +28,9 @@ def test_rows_that_no_engine_could_take_are_named_before_anything_is_started(tmp
     data.write_text(
         f'{{"input": "1 + 1", "label": "2"}}\n{{"input": "{"1+" * 400}", "label": "2"}}\n{{"input": "<|end|>"}}\n'
     )
-    sizes = "--num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2 --rollout-max-response-len 6 --rm-type exact"
+    sizes = (
+        "--num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2 --rollout-max-response-len 6 --rm-type exact"
+    )
     words = ("train", "--hf-checkpoint", TINY, "--run-dir", tmp_path / "run", *sizes.split(), "--prompt-data")
     done = slime(*words, data)
     assert done.returncode == 3 and f"{data}:2: it has" in done.stderr, done.stderr
@@ -66,7 +68,9 @@ def test_an_occupied_port(tmp_path):
 
 def test_an_engine_that_dies_at_start_shows_its_last_words(tmp_path):
     began = time.time()
-    done = slime("serve-rollout", "--hf-checkpoint", TINY, "--run-dir", tmp_path, "--sglang-attention-backend", "flashmla")
+    done = slime(
+        "serve-rollout", "--hf-checkpoint", TINY, "--run-dir", tmp_path, "--sglang-attention-backend", "flashmla"
+    )
     assert done.returncode == 4, done.stderr
     assert "its last lines" in done.stderr and time.time() - began < 120
 

@@ -14,7 +14,8 @@ from tests.end_to_end.conftest import SMALL, slime, start
 def test_a_second_run_is_refused_a_killed_one_is_taken_over_and_another_model_never_reaches_the_engines(
     served, tmp_path
 ):
-    path, lock = served / "endpoint.json", claim.beside(served / "endpoint.json")
+    path = served / "endpoint.json"
+    lock = claim.beside(served / "endpoint.json")
     words = ("train", "--profile", SMALL, "--rollout-endpoint", path)
     first = start(*words, "--run-dir", tmp_path / "a", log=tmp_path / "out.log")
     deadline = time.time() + 240

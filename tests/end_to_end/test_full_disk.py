@@ -1,4 +1,5 @@
-"""A disk that fills up while a trainer rank writes its checkpoint: exit 4 with the path, and the same command goes on when there is room."""
+"""A disk that fills up while a trainer rank writes its checkpoint: exit 4 with the path, and the same command goes on
+when there is room."""
 
 import json
 import subprocess
@@ -19,10 +20,14 @@ WORDS = f"""--hf-checkpoint {TINY} --prompt-data {PROMPTS} --apply-chat-template
 
 @pytest.mark.timeout(900)
 def test_a_checkpoint_that_does_not_fit_ends_the_run_by_its_path_and_nothing_is_lost(small, tmp_path):  # noqa: F811
-    """Written by Megatron's own writer in a process of its own (--async-save), which tells of it in words of its own."""
-    run, size = tmp_path / "run", ["mount", "-o", "remount", str(small)]
+    """Written by Megatron's own writer in a process of its own (--async-save), which tells of it in words of its
+    own."""
+    run = tmp_path / "run"
+    size = ["mount", "-o", "remount", str(small)]
     words = ("train", *WORDS, "--async-save", "--run-dir", run, "--save", small / "checkpoints")
-    subprocess.run([*size, "-o", "size=3m"], check=True)  # two of its checkpoints have 1.3 MB each, and one comes before one goes
+    subprocess.run(
+        [*size, "-o", "size=3m"], check=True
+    )  # two of its checkpoints have 1.3 MB each, and one comes before one goes
     full = slime(*words)
     assert full.returncode == 4, full.stdout[-2000:] + full.stderr[-2000:]
     assert f"error: {small / 'checkpoints'}: {FULL}" in full.stderr and "Traceback" not in full.stderr

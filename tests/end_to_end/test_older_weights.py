@@ -1,4 +1,5 @@
-"""Engines that get the trainer's weights every third rollout, and sample from a cut distribution: trainer and engine still compare,
+"""Engines that get the trainer's weights every third rollout, and sample from a cut distribution: trainer and engine
+still compare,
 also after a kill in between."""
 
 import json
@@ -31,11 +32,14 @@ def test_old_log_probs_are_those_of_the_engines_weights_also_after_a_kill(served
     lines = {line["rollout_id"]: line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())}
     assert sorted(lines) == list(range(9))
     for rollout_id, line in lines.items():
-        folder, held = run / "rollouts" / f"{rollout_id:06d}", rollout_id // 3 * 3
+        folder = run / "rollouts" / f"{rollout_id:06d}"
+        held = rollout_id // 3 * 3
         assert manifests.read(folder / "manifest.json", manifests.Rollout).weight_versions == [f"v{held:06d}"]
         assert line["weight_version"] == f"v{(rollout_id + 1) // 3 * 3:06d}" and line["step"] == rollout_id + 1
         assert line["train/train_rollout_logprob_abs_diff_max"] <= 1e-4
         assert (line["train/ppo_kl"] != 0) == (rollout_id % 3 != 0), "the ratio is to the weights that generated"
     rows = pq.read_table(run / "rollouts" / "000004" / "samples.parquet").to_pylist()
-    counts = [b - a for r in rows for a, b in zip(r["rollout_top_p_token_offsets"], r["rollout_top_p_token_offsets"][1:])]
+    counts = [
+        b - a for r in rows for a, b in zip(r["rollout_top_p_token_offsets"], r["rollout_top_p_token_offsets"][1:])
+    ]
     assert len(counts) == sum(r["response_length"] for r in rows) and 0 < min(counts) <= max(counts) <= 65

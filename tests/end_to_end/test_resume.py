@@ -1,4 +1,5 @@
-"""`slime train` killed with -9 at several points and started again: nothing trained twice, nothing lost, one line of metrics a rollout;
+"""`slime train` killed with -9 at several points and started again: nothing trained twice, nothing lost, one line of
+metrics a rollout;
 also when the newest checkpoint was damaged meanwhile."""
 
 import json
@@ -53,13 +54,16 @@ def test_killed_at_several_points_a_run_trains_every_sample_once(served, tmp_pat
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "\x1b" not in done.stdout + done.stderr
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["stage"], line["rollout_id"]) for line in lines] == [("sft", r) for r in range(2)] + [("grpo", r) for r in range(5)]
+    assert [(line["stage"], line["rollout_id"]) for line in lines] == [("sft", r) for r in range(2)] + [
+        ("grpo", r) for r in range(5)
+    ]
     parts = ledgers(run)
     assert len(parts["grpo"].rollbacks) == 1 and str(newest) in parts["grpo"].rollbacks[0].reason
     assert balanced(parts)
     assert {name: (p.dispatched, p.trained, p.in_flight, p.dropped) for name, p in parts.items()} == {
-        "sft": (128, 128, {}, {}), "grpo": (160, 160, {}, {}),
-    }  # fmt: skip
+        "sft": (128, 128, {}, {}),
+        "grpo": (160, 160, {}, {}),
+    }
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps_by_stage"] == {"sft": 8, "grpo": 10} and summary["engines_verified"] is True
     assert json.loads((run / "run.json").read_text())["attempt"] == len(points) + 2

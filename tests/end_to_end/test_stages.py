@@ -47,7 +47,9 @@ def test_trace_and_profile_read_the_run(trained, tmp_path):
 
 def test_sync_puts_a_checkpoint_into_running_engines_and_proves_it(trained, served):
     checkpoint = sorted((trained / "grpo" / "checkpoints").glob("iter_*"))[-1]
-    done = slime("sync", "--load", checkpoint, "--rollout-endpoint", served / "endpoint.json", "--weight-version", "by-hand")
+    done = slime(
+        "sync", "--load", checkpoint, "--rollout-endpoint", served / "endpoint.json", "--weight-version", "by-hand"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verified at by-hand" in done.stdout and "checksum" in done.stdout
     endpoint = manifests.read(served / "endpoint.json", manifests.Endpoint)

@@ -14,7 +14,8 @@ async def test_a_teacher_of_the_same_weights_says_what_the_rollout_said(served):
     """Through the router as through the engine; the vocabulary's last id and a prompt of one token included."""
     endpoint = manifests.read(served / "endpoint.json", manifests.Endpoint)
     tokenizer = AutoTokenizer.from_pretrained(served / "model", local_files_only=True)
-    client, rng = RouterClient(endpoint.router_url, 16), random.Random(0)
+    client = RouterClient(endpoint.router_url, 16)
+    rng = random.Random(0)
     prompts = [[rng.randrange(6, 320) for _ in range(n)] for n in (1, 3, 20)] + [[7, 319]]
     samples = []
     for prompt in prompts:
@@ -29,7 +30,9 @@ async def test_a_teacher_of_the_same_weights_says_what_the_rollout_said(served):
         teacher = Teacher(given, 60.0)
         await teacher.check(tokenizer, 320)
         failed = {}
-        assert await teacher.teach([*samples, ending], failed) == [*samples, ending] and not failed and not teacher.retries
+        assert (
+            await teacher.teach([*samples, ending], failed) == [*samples, ending] and not failed and not teacher.retries
+        )
         await teacher.close()
         worst = max(abs(a - b) for s in samples for a, b in zip(s.teacher_log_probs, s.rollout_log_probs, strict=True))
         assert worst <= 1e-4, worst

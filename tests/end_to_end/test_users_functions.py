@@ -1,4 +1,5 @@
-"""Functions of a user's own over genuine engines: what fails ends the run with the user's line, and a fixed one resumes it."""
+"""Functions of a user's own over genuine engines: what fails ends the run with the user's line, and a fixed one resumes
+it."""
 
 import json
 
@@ -50,14 +51,32 @@ def reward(args, sample):
 
 
 def test_a_reward_that_always_raises_ends_the_run_and_the_same_command_resumes_it_once_it_is_fixed(served, tmp_path):
-    mine, run = tmp_path / "mine.py", tmp_path / "run"
+    mine = tmp_path / "mine.py"
+    run = tmp_path / "run"
     mine.write_text(MINE)
     words = (
         *("train", "--hf-checkpoint", TINY, "--run-dir", run, "--rollout-endpoint", served / "endpoint.json"),
-        *("--prompt-data", PROMPTS, "--apply-chat-template", "--rollout-max-response-len", 4, "--num-rollout", 1, "--rollout-batch-size", 2),
-        *("--n-samples-per-prompt", 2, "--custom-generate-function-path", f"{mine}:two_turns", "--custom-rm-path", f"{mine}:reward"),
+        *(
+            "--prompt-data",
+            PROMPTS,
+            "--apply-chat-template",
+            "--rollout-max-response-len",
+            4,
+            "--num-rollout",
+            1,
+            "--rollout-batch-size",
+            2,
+        ),
+        *(
+            "--n-samples-per-prompt",
+            2,
+            "--custom-generate-function-path",
+            f"{mine}:two_turns",
+            "--custom-rm-path",
+            f"{mine}:reward",
+        ),
         *("--max-groups-without-progress", 3, "--use-dynamic-batch-size", "--max-tokens-per-gpu", 256, "--lr", "1e-3"),
-    )  # fmt: skip
+    )
     done = slime(*words)
     line = MINE.split("\n").index("    return float(len(sample.label) / BROKEN)") + 1
     assert done.returncode == 3, done.stdout[-3000:] + done.stderr[-3000:]
@@ -74,5 +93,9 @@ def test_a_reward_that_always_raises_ends_the_run_and_the_same_command_resumes_i
     (part,) = ledgers(run).values()
     assert balanced({"train": part}) and part.trained == 4
     rows = pq.read_table(run / "rollouts" / "000000" / "samples.parquet").to_pylist()
-    assert len(rows) == 4 and all(0 < sum(row["loss_mask"]) < len(row["loss_mask"]) and " Calculate" in row["response"] for row in rows)
-    assert json.loads((run / "summary.json").read_text())["logprob_abs_diff_max"] <= 1e-4, "both turns are what the trainer thinks"
+    assert len(rows) == 4 and all(
+        0 < sum(row["loss_mask"]) < len(row["loss_mask"]) and " Calculate" in row["response"] for row in rows
+    )
+    assert json.loads((run / "summary.json").read_text())["logprob_abs_diff_max"] <= 1e-4, (
+        "both turns are what the trainer thinks"
+    )

@@ -12,10 +12,14 @@ from slime_cli.serving import engine
 @pytest.mark.parametrize(
     ("kind", "megatron", "dtype"),
     [
-        ("cuda", {}, "bfloat16"), ("cuda", {"bf16": True}, "bfloat16"), ("cuda", {"fp16": True}, "float16"),
-        ("cpu", {}, "float32"), ("cpu", {"bf16": True}, "bfloat16"), ("cpu", {"bf16": False}, "float32"),
+        ("cuda", {}, "bfloat16"),
+        ("cuda", {"bf16": True}, "bfloat16"),
+        ("cuda", {"fp16": True}, "float16"),
+        ("cpu", {}, "float32"),
+        ("cpu", {"bf16": True}, "bfloat16"),
+        ("cpu", {"bf16": False}, "float32"),
     ],
-)  # fmt: skip
+)
 def test_what_the_trainer_computes_in(kind, megatron, dtype):
     assert device.trainer_dtype(kind, megatron) == dtype
 

@@ -8,7 +8,9 @@ import pytest
 from slime_cli.hardware import transformer_engine
 
 BROKEN = {
-    "OSError: libcublas.so.13: cannot open shared object file": "raise OSError('libcublas.so.13: cannot open shared object file')",
+    "OSError: libcublas.so.13: cannot open shared object file": (
+        "raise OSError('libcublas.so.13: cannot open shared object file')"
+    ),
     "ImportError: undefined symbol: _ZN3c10": "raise ImportError('undefined symbol: _ZN3c10')",
     "RuntimeError: built for torch 2.9": "raise RuntimeError('built for torch 2.9\\nmore of it')",
 }

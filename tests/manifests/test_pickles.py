@@ -47,7 +47,8 @@ def common() -> list:
 def made(folder: pathlib.Path, content: object = None, key: str = KEY) -> pathlib.Path:
     """A checkpoint as torch writes it, with an object and a tensor."""
     folder.mkdir(parents=True, exist_ok=True)
-    writer, planner = dcp.FileSystemWriter(folder), dcp.DefaultSavePlanner(flatten_state_dict=False)
+    writer = dcp.FileSystemWriter(folder)
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
     state = {key: common() if content is None else content, "weight": torch.ones(3)}
     dcp.save(state, storage_writer=writer, planner=planner, no_dist=True)
     (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
@@ -66,7 +67,8 @@ def replaced(folder: pathlib.Path, data: bytes) -> None:
     for index, info in metadata.storage_data.items():
         if index.fqn == KEY:
             file = folder / info.relative_path
-            info.offset, info.length = file.stat().st_size, len(data)
+            info.offset = file.stat().st_size
+            info.length = len(data)
             file.write_bytes(file.read_bytes() + data)
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
@@ -113,8 +115,14 @@ def with_an_attribute_that_says_tensor(folder: pathlib.Path, evil: Evil) -> None
 
 
 PLACES = [
-    in_metadata, beside_metadata, in_an_object, in_an_array, in_common, in_an_old_common, with_an_attribute_that_says_tensor,
-]  # fmt: skip
+    in_metadata,
+    beside_metadata,
+    in_an_object,
+    in_an_array,
+    in_common,
+    in_an_old_common,
+    with_an_attribute_that_says_tensor,
+]
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
@@ -208,13 +216,22 @@ def test_other_formats_are_refused(tmp_path):
 @pytest.fixture
 def stranger(tmp_path, marker) -> pathlib.Path:
     """A checkpoint whose `.metadata` runs a command, its size noted as it is."""
-    hf, folder = write(tmp_path / "hf"), made(tmp_path / "dist" / "iter_0000003")
+    hf = write(tmp_path / "hf")
+    folder = made(tmp_path / "dist" / "iter_0000003")
     in_metadata(folder, Evil(marker))
     manifest = manifests.Checkpoint(
-        format="torch_dist", source=str(hf), source_hashes={}, architecture="Qwen3ForCausalLM", megatron_args={}, tokenizer_hash="",
-        chat_template_hash="", iteration=3, dtype="float32", layout={"tensor": 1},
+        format="torch_dist",
+        source=str(hf),
+        source_hashes={},
+        architecture="Qwen3ForCausalLM",
+        megatron_args={},
+        tokenizer_hash="",
+        chat_template_hash="",
+        iteration=3,
+        dtype="float32",
+        layout={"tensor": 1},
         files={file.name: file.stat().st_size for file in folder.iterdir()},
-    )  # fmt: skip
+    )
     manifests.write(folder / checkpoints.MANIFEST, manifest)
     return folder.parent
 
@@ -240,7 +257,10 @@ def test_training_refuses_it_before_anything_starts(option, stranger, tmp_path, 
     from tests.test_checkpoint_folders import make
 
     make(tmp_path / "good", 2, weights=7)
-    words = "--hf-checkpoint m --prompt-data p --rm-type math --num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2"
+    words = (
+        "--hf-checkpoint m --prompt-data p --rm-type math --num-rollout 1 --rollout-batch-size 2"
+        " --n-samples-per-prompt 2"
+    )
     options = resolve([*words.split(), *option.format(stranger, good=tmp_path / "good").split()])
     with pytest.raises(DataError, match="posix.system"):
         resuming.check_starts([("train", options, tmp_path / "run")], tmp_path / "run")

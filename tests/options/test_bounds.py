@@ -89,10 +89,17 @@ def test_every_bound_is_of_an_option_that_takes_numbers():
 def test_every_number_of_slimes_own_is_bounded_or_free_for_a_reason():
     bounded = {dest for (section, _), dests in BOUNDS.items() if section == "slime" for dest in dests.split()}
     free = {
-        "rollout_temperature", "eps_clip", "eps_clip_high", "eps_clip_c", "tis_clip", "tis_clip_low", "rs_lower_bound",
+        "rollout_temperature",
+        "eps_clip",
+        "eps_clip_high",
+        "eps_clip_c",
+        "tis_clip",
+        "tis_clip_low",
+        "rs_lower_bound",
         "rs_upper_bound",  # bounded together with others, in the checks of their subjects
-        "entropy_coef", "stop_at_loss",  # any number makes sense
-    }  # fmt: skip
+        "entropy_coef",
+        "stop_at_loss",  # any number makes sense
+    }
     numbers = {option.dest for option in own.OPTIONS if option.type in ("int", "float") and not option.many}
     assert numbers - bounded == free, "a number of slime's own goes into a row of BOUNDS (options/checks/bounds.py)"
 

@@ -1,4 +1,5 @@
-"""An option takes the characters that are written, in a profile as on the command line: YAML's guesses have no part in it."""
+"""An option takes the characters that are written, in a profile as on the command line: YAML's guesses have no part in
+it."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -111,9 +112,18 @@ def test_json_of_a_profile_has_jsons_types(folder):
         "none: null, quoted: '3', many: [1, yes, True], on: {off: 1.5}}"
     )
     assert value(folder, "slime", entry) == {
-        "thinking": False, "n": 3, "x": 1e-6, "day": "2026-11-30", "at": "12:30", "code": "010", "mode": "on",
-        "none": None, "quoted": "3", "many": [1, "yes", True], "on": {"off": 1.5},
-    }  # fmt: skip
+        "thinking": False,
+        "n": 3,
+        "x": 1e-6,
+        "day": "2026-11-30",
+        "at": "12:30",
+        "code": "010",
+        "mode": "on",
+        "none": None,
+        "quoted": "3",
+        "many": [1, "yes", True],
+        "on": {"off": 1.5},
+    }
     assert value(folder, "slime", "apply_chat_template_kwargs: '{\"n\": 3}'") == {"n": 3}
 
 
@@ -121,7 +131,9 @@ def test_names_of_stages_and_merged_maps(folder):
     path = folder / "staged.yaml"
     path.write_text("stages:\n- &a\n  name: 010\n  slime: {label_key: on}\n- <<: *a\n  name: 12:30\n- {}\n")
     stages = profiles.load(str(path)).stages
-    assert [stage["name"] for stage in stages] == ["010", "12:30", "stage-3"] and stages[1]["slime"] == {"label_key": "on"}
+    assert [stage["name"] for stage in stages] == ["010", "12:30", "stage-3"] and stages[1]["slime"] == {
+        "label_key": "on"
+    }
 
 
 WORD = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9_.:+-]*[A-Za-z0-9])?", fullmatch=True)
@@ -137,11 +149,18 @@ def test_a_profile_and_the_command_line_read_a_word_alike(folder, word):
     if word in characters.NULLS:
         return
     for section, key in (
-        ("slime", "label-key"), ("megatron", "lr"), ("megatron", "num-layers"), ("megatron", "moe-layer-freq"),
-        ("slime", "rollout-stop"), ("slime", "apply-chat-template-kwargs"),
-    ):  # fmt: skip
+        ("slime", "label-key"),
+        ("megatron", "lr"),
+        ("megatron", "num-layers"),
+        ("megatron", "moe-layer-freq"),
+        ("slime", "rollout-stop"),
+        ("slime", "apply-chat-template-kwargs"),
+    ):
         results = []
-        for read in (lambda: layer(folder, f"{section}: {{{key}: {word}}}"), lambda: from_argv([f"--{key}={word}"], "train")[0]):
+        for read in (
+            lambda: layer(folder, f"{section}: {{{key}: {word}}}"),
+            lambda: from_argv([f"--{key}={word}"], "train")[0],
+        ):
             try:
                 results.append(repr(read()))
             except UsageError as error:
@@ -160,9 +179,14 @@ def test_a_roles_file_is_read_alike(folder):
 
 @pytest.mark.parametrize(
     ("query", "said"),
-    [("hidden_size=12:30", "hidden_size takes a whole number, got '12:30'"), ("rope_theta=on", "takes a number"),
-     ("tie_word_embeddings=yes", "takes true or false"), ("width=3", "unknown field width"), ("seed=a", "seed takes")],
-)  # fmt: skip
+    [
+        ("hidden_size=12:30", "hidden_size takes a whole number, got '12:30'"),
+        ("rope_theta=on", "takes a number"),
+        ("tie_word_embeddings=yes", "takes true or false"),
+        ("width=3", "unknown field width"),
+        ("seed=a", "seed takes"),
+    ],
+)
 def test_the_numbers_of_a_tiny_model_are_read_alike(query, said):
     with pytest.raises(UsageError, match=said):
         tiny.config(f"tiny:qwen3?{query}")

@@ -48,8 +48,14 @@ def test_a_sound_run_has_no_warnings():
         ("--use-tis --use-rollout-logprobs", "their ratio is 1"),
         ("--use-opd", "--use-opd needs --opd-teacher-load or --opd-teacher-url"),
         ("--use-opd --opd-teacher-load a --opd-teacher-url b", "are two teachers"),
-        ("--use-opd --opd-type megatron --opd-teacher-url b", "--opd-type megatron takes --opd-teacher-load, not --opd-teacher-url"),
-        ("--use-opd --opd-type sglang --opd-teacher-load a --opd-teacher-url b", "takes --opd-teacher-url, not --opd-teacher-load |"),
+        (
+            "--use-opd --opd-type megatron --opd-teacher-url b",
+            "--opd-type megatron takes --opd-teacher-load, not --opd-teacher-url",
+        ),
+        (
+            "--use-opd --opd-type sglang --opd-teacher-load a --opd-teacher-url b",
+            "takes --opd-teacher-url, not --opd-teacher-load |",
+        ),
         ("--use-opd --opd-teacher-url b --rollout-temperature 0.7", "at temperature 1, and would not compare"),
         ("--use-opd --opd-teacher-url b --opd-teacher-timeout 0", "above 0"),
         ("--use-top-p-replay --rollout-top-p 0.9", "--rollout-top-k -1: it bounds the tokens"),
@@ -76,6 +82,7 @@ def test_contradictions(more, said):
     with pytest.raises(UsageError) as caught:
         check(resolved(more))
     assert said in f"{caught.value.message} | {caught.value.fix}"
+
 
 WITHOUT_EFFECT = [
     ("--max-tokens-per-gpu 5", "--max-tokens-per-gpu", "without --use-dynamic-batch-size"),
@@ -104,8 +111,10 @@ WITHOUT_EFFECT = [
     (
         "--advantage-estimator cispo --eps-clip-c 3",
         "--eps-clip-c",
-        "with --advantage-estimator cispo, only with grpo, gspo, reinforce_plus_plus, "
-        "reinforce_plus_plus_baseline, ppo",
+        (
+            "with --advantage-estimator cispo, only with grpo, gspo, reinforce_plus_plus, "
+            "reinforce_plus_plus_baseline, ppo"
+        ),
     ),
     ("--tis-clip 3", "--tis-clip", "without --use-tis"),
     ("--rs-veto-threshold 0.1", "--rs-veto-threshold", "without --use-rs"),
@@ -210,14 +219,36 @@ def test_what_slimes_scripts_say_of_what_is_so_anyway():
 
 def test_an_embedding_is_never_padded():
     """Scripts that ask for what is so anyway pass; others are told that it has no effect."""
-    check(resolved("--vocab-size 1024 --make-vocab-size-divisible-by 128 --tensor-model-parallel-size 2 --actor-num-gpus-per-node 2"))
-    for words in ("256", "128 --vocab-size 320", "256 --vocab-size 256 --tensor-model-parallel-size 2 --actor-num-gpus-per-node 2", "0"):
+    check(
+        resolved(
+            "--vocab-size 1024 --make-vocab-size-divisible-by 128 --tensor-model-parallel-size 2"
+            " --actor-num-gpus-per-node 2"
+        )
+    )
+    for words in (
+        "256",
+        "128 --vocab-size 320",
+        "256 --vocab-size 256 --tensor-model-parallel-size 2 --actor-num-gpus-per-node 2",
+        "0",
+    ):
         with pytest.raises(UsageError, match="--make-vocab-size-divisible-by .* has no effect here") as caught:
             check(resolved(f"--make-vocab-size-divisible-by {words}"))
         assert "keeps the rows" in caught.value.fix or "keeps the rows" in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["hf/{step}", "hf/{0}", "hf/{", "hf/{rollout_id.x}", "hf/{}", "hf/{rollout_id", "hf/{rollout_id:zz}", "hf/{{rollout_id}}"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf/{step}",
+        "hf/{0}",
+        "hf/{",
+        "hf/{rollout_id.x}",
+        "hf/{}",
+        "hf/{rollout_id",
+        "hf/{rollout_id:zz}",
+        "hf/{{rollout_id}}",
+    ],
+)
 def test_an_export_whose_name_stands_for_nothing_is_refused(name):
     with pytest.raises(UsageError, match="--save-hf"):
         check(resolved(f"--save-hf {name}"))
@@ -233,7 +264,6 @@ def test_the_bound_on_log_probabilities_is_for_what_slime_generates():
     assert resolved("--custom-generate-function-path a.py:f").slime["max_logprob_diff"] is None
     assert resolved("--custom-generate-function-path a.py:f --max-logprob-diff 1").slime["max_logprob_diff"] == 1.0
     assert resolved("--max-logprob-diff inf").slime["max_logprob_diff"] == float("inf")
-
 
 
 def test_a_ratio_without_lower_bound():
@@ -270,7 +300,10 @@ def test_warnings():
         "--oversize isolate applies"
         in check(resolved("--use-dynamic-batch-size --max-tokens-per-gpu 10 --rollout-max-response-len 20"))[0]
     )
-    assert "must come with its own" in check(resolved(base=GOOD.replace("--rm-type math", "--custom-generate-function-path m.f")))[0]
+    assert (
+        "must come with its own"
+        in check(resolved(base=GOOD.replace("--rm-type math", "--custom-generate-function-path m.f")))[0]
+    )
     assert "cannot be resumed" in check(resolved("--no-save-optim"))[0]
     assert "none of them is the probability that a token was sampled with" in check(resolved("--rollout-top-p 0.9"))[0]
     assert check(resolved("--rollout-top-p 0.9 --rollout-top-k 50 --use-top-p-replay")) == []
@@ -279,7 +312,11 @@ def test_warnings():
 def test_which_teacher_follows_from_what_is_given():
     assert resolved("--use-opd --opd-teacher-url u").slime["opd_type"] == "sglang"
     assert resolved("--use-opd --opd-teacher-load l").slime["opd_type"] == "megatron"
-    assert check(resolved("--use-opd --opd-teacher-url u")) == check(resolved("--use-opd --opd-teacher-load l --rollout-temperature 0.7")) == []
+    assert (
+        check(resolved("--use-opd --opd-teacher-url u"))
+        == check(resolved("--use-opd --opd-teacher-load l --rollout-temperature 0.7"))
+        == []
+    )
 
 
 def test_samples_of_older_weights_want_a_correction():
@@ -311,16 +348,30 @@ def test_estimate_divides_by_the_layout():
 @pytest.mark.parametrize(
     ("profile", "billions"),
     [
-        ("qwen3-0.6b", 0.596), ("qwen3-30b-a3b", 30.5), ("qwen3-235b-a22b", 235.1), ("glm4.5-355b-a32b", 352.8), ("moonlight", 15.96),
-        ("deepseek-v3", 671.0), ("kimi-k2", 1026.4), ("llama3.1-8b", 8.03), ("qwen2.5-7b", 7.61),
+        ("qwen3-0.6b", 0.596),
+        ("qwen3-30b-a3b", 30.5),
+        ("qwen3-235b-a22b", 235.1),
+        ("glm4.5-355b-a32b", 352.8),
+        ("moonlight", 15.96),
+        ("deepseek-v3", 671.0),
+        ("kimi-k2", 1026.4),
+        ("llama3.1-8b", 8.03),
+        ("qwen2.5-7b", 7.61),
     ],
-)  # fmt: skip
+)
 def test_parameters_are_those_that_the_models_are_known_by(profile, billions):
     assert estimate(resolve(GOOD.split(), [profile]))["parameters"] / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
 def test_options_that_follow_from_the_checkpoint_complete_the_estimate():
-    derived = {"hidden_size": 8, "num_attention_heads": 2, "num_layers": 1, "vocab_size": 10, "ffn_hidden_size": 16, "swiglu": True}
+    derived = {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_layers": 1,
+        "vocab_size": 10,
+        "ffn_hidden_size": 16,
+        "swiglu": True,
+    }
     assert estimate(resolved(), derived)["parameters"] == 10 * 8 + 4 * 8 * 8 + 3 * 8 * 16 + 2 * 8 + 8
 
 
@@ -349,7 +400,11 @@ def test_dry_run_shows_origins_layout_and_memory():
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        ({"megatron": {"tensor_model_parallel_size": 2}}, {}, "stage a and stage b differ in --tensor-model-parallel-size"),
+        (
+            {"megatron": {"tensor_model_parallel_size": 2}},
+            {},
+            "stage a and stage b differ in --tensor-model-parallel-size",
+        ),
         ({"slime": {"rm_timeout": 3}}, {}, "differ in --rm-timeout"),
         ({"sglang": {"dtype": "float32"}}, {}, "differ in SGLang's options"),
         ({"slime": {"use_rollout_routing_replay": True}}, {}, "differ in SGLang's options"),

@@ -72,13 +72,20 @@ def test_every_option_of_the_algorithms_is_on_their_page():
     from slime_cli.options import own
 
     page = (ROOT / "docs" / "algorithms.md").read_text()
-    assert not [o.flag for o in own.OPTIONS if o.group in ("algorithm", "off-policy") and o.flag not in FLAG.findall(page)]
+    assert not [
+        o.flag for o in own.OPTIONS if o.group in ("algorithm", "off-policy") and o.flag not in FLAG.findall(page)
+    ]
 
 
 def test_every_metric_of_the_page_is_named_in_the_code():
     page = (ROOT / "docs" / "algorithms.md").read_text()
     rows = re.findall(r"^\| (`[^|]*) \|", page[page.index("## Metrics") :], re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`([a-z]\w+)`", row)}
-    code = {path: path.read_text() for path in [ROOT / "slime_cli" / "stage.py", *(ROOT / "slime_cli" / "training").glob("*.py")]}
-    words = set(re.findall(r"\w+", "\n".join(code.values()))) | {f"critic_{name}" for name in ("grad_norm", "lr", "skipped_steps")}
+    code = {
+        path: path.read_text()
+        for path in [ROOT / "slime_cli" / "stage.py", *(ROOT / "slime_cli" / "training").glob("*.py")]
+    }
+    words = set(re.findall(r"\w+", "\n".join(code.values()))) | {
+        f"critic_{name}" for name in ("grad_norm", "lr", "skipped_steps")
+    }
     assert len(named) > 30 and not named - words

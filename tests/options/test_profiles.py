@@ -115,7 +115,8 @@ stages:
 
 def test_stages_lie_over_the_top_level_and_beneath_flags(tmp_path):
     found = resolve(["--num-rollout", "2"], [written(tmp_path, STAGED)])
-    warm, rl = found.for_stage(0), found.for_stage(1)
+    warm = found.for_stage(0)
+    rl = found.for_stage(1)
     assert [stage["name"] for stage in found.stages] == ["warm", "rl"]
     assert warm.slime["loss_type"] == "sft_loss" and warm.megatron["lr"] == 1e-3
     assert rl.slime["loss_type"] == "policy_loss" and rl.megatron["lr"] == 1e-5
@@ -132,7 +133,9 @@ def test_checks_name_the_stage(tmp_path):
 
 
 def test_an_endpoint_takes_a_profiles_colocation_back_in_every_stage(tmp_path):
-    profile = written(tmp_path, "slime: {colocate: true}\nstages:\n  - {name: a}\n  - {name: b, slime: {colocate: true}}")
+    profile = written(
+        tmp_path, "slime: {colocate: true}\nstages:\n  - {name: a}\n  - {name: b, slime: {colocate: true}}"
+    )
     found = resolve(["--rollout-endpoint", "e.json"], [profile])
     assert found.slime["colocate"] is False
     assert [found.for_stage(i).slime["colocate"] for i in range(2)] == [False, False]

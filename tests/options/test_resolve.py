@@ -53,7 +53,10 @@ def test_lists_json_and_stored_false():
         ("--router-host x", "is set by slime"),
         ("--train-iters 5", "--num-rollout"),
         ("--rl-partial-rollouts", "Megatron's own RL loop"),
-        ("--tokenizer-model x", "--tokenizer-model has no effect here | slime takes the tokenizer and the chat template of"),
+        (
+            "--tokenizer-model x",
+            "--tokenizer-model has no effect here | slime takes the tokenizer and the chat template of",
+        ),
         ("--padded-vocab-size 512", "the embedding keeps the rows that the checkpoint has"),
         ("--finetune", "the weights of --load begin a run"),
         ("--tensorboard-dir x", "metrics.jsonl"),
@@ -82,7 +85,10 @@ def test_refusals_name_the_flag_and_the_fix(argv, said):
 
 def test_a_native_flag_that_slime_gives_can_be_taken_back():
     assert "--dist-ckpt-optim-fully-reshardable" in resolve([]).megatron_argv()
-    assert "--dist-ckpt-optim-fully-reshardable" not in resolve(["--dist-ckpt-optim-fully-reshardable=false"]).megatron_argv()
+    assert (
+        "--dist-ckpt-optim-fully-reshardable"
+        not in resolve(["--dist-ckpt-optim-fully-reshardable=false"]).megatron_argv()
+    )
 
 
 def test_same_flag_twice_with_one_value_is_fine():

@@ -66,7 +66,8 @@ def verdict(argv: list[str]) -> str:
 
 def without(argv: list[str], flags: set[str]) -> list[str]:
     """``argv`` less the flags and their values."""
-    out, leave = [], False
+    out = []
+    leave = False
     for word in argv:
         if word.startswith("--"):
             leave = word.partition("=")[0] in flags

@@ -1,4 +1,5 @@
-"""Megatron's options that nothing reads are refused; and of most of them no part of Megatron that slime runs has the name."""
+"""Megatron's options that nothing reads are refused; and of most of them no part of Megatron that slime runs has the
+name."""
 
 import ast
 import importlib.util
@@ -14,9 +15,13 @@ from slime_cli.options.unread import UNREAD
 
 NOT_RUN = ("core/inference", "core/datasets", "core/tokenizers", "core/export", "core/post_training")
 CALLED = (
-    "get_model", "get_megatron_optimizer_config", "get_optimizer_param_scheduler", "get_megatron_ddp_config",
-    "resolve_ddp_bucket_size", "wrap_model_chunks_with_ddp",
-)  # fmt: skip
+    "get_model",
+    "get_megatron_optimizer_config",
+    "get_optimizer_param_scheduler",
+    "get_megatron_ddp_config",
+    "resolve_ddp_bucket_size",
+    "wrap_model_chunks_with_ddp",
+)
 """What slime runs of Megatron's ``training.py``."""
 NAMED = """
     auto_detect_ckpt_format check_weight_hash_across_dp_replicas_interval enable_one_logger
@@ -26,7 +31,8 @@ NAMED = """
     pretrained_checkpoint save_params_interval sft tiktoken_pattern tokenizer_model tokenizer_type
     use_checkpoint_args use_mp_args_from_checkpoint_args use_tokenizer_model_from_checkpoint_args vocab_file
 """.split()
-"""Those that have a reader by name, which slime does not reach: it sets the value itself, or calls what reads it otherwise."""
+"""Those that have a reader by name, which slime does not reach: it sets the value itself, or calls what reads it
+otherwise."""
 
 
 def words(path: pathlib.Path, pattern: str = r"\w+") -> set[str]:

@@ -1,4 +1,5 @@
-"""The shipped model profiles say what is derived from their models' configs, and add up to the published parameter counts."""
+"""The shipped model profiles say what is derived from their models' configs, and add up to the published parameter
+counts."""
 
 import importlib.util
 import pathlib
@@ -43,17 +44,32 @@ def test_a_profile_agrees_with_its_checkpoint(name):
 
 
 PUBLISHED = {
-    "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-3b": 3_085_938_688, "qwen2.5-7b": 7_615_616_512,
-    "qwen2.5-32b": 32_763_876_352, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096,
-    "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264, "qwen3-30b-a3b": 30_532_122_624,
-    "qwen3-235b-a22b": 235_093_634_560, "llama3.1-8b": 8_030_261_248, "llama3.2-3b": 3_212_749_824,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.2-3b": 3_212_749_824,
     "deepseek-v3": 671_026_419_200,
-}  # fmt: skip
+}
 """As their safetensors count them."""
 ROUNDED = {
-    "glm4.5-106b-a12b": 106e9, "glm4.5-355b-a32b": 353e9, "glm4.7-30b-a3b": 30e9, "kimi-k2": 1.03e12, "kimi-k2-thinking": 1.03e12,
+    "glm4.5-106b-a12b": 106e9,
+    "glm4.5-355b-a32b": 353e9,
+    "glm4.7-30b-a3b": 30e9,
+    "kimi-k2": 1.03e12,
+    "kimi-k2-thinking": 1.03e12,
     "moonlight": 16e9,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

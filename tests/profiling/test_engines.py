@@ -45,8 +45,12 @@ class Scripted(http.server.BaseHTTPRequestHandler):
 class Server(http.server.ThreadingHTTPServer):
     def __init__(self, workers=(), forward_to=None):
         super().__init__(("127.0.0.1", 0), Scripted)
-        self.workers, self.forward_to, self.seen = workers, forward_to, []
-        self.profile, self.broken, self.writes = None, "", True
+        self.workers = workers
+        self.forward_to = forward_to
+        self.seen = []
+        self.profile = None
+        self.broken = ""
+        self.writes = True
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -68,8 +72,16 @@ def engines():
 def endpoint(engines):
     router = Server(workers=[engine.url for engine in engines], forward_to=engines[0])
     listed = [Engine(url=engine.url, role="regular", devices=[], pid=1, host="h") for engine in engines]
-    yield Endpoint(router_url=router.url, engines=listed, model="m", engine_name="sglang", engine_version="0",
-                   owner_pid=1, owner_host="h", created=0.0)  # fmt: skip
+    yield Endpoint(
+        router_url=router.url,
+        engines=listed,
+        model="m",
+        engine_name="sglang",
+        engine_version="0",
+        owner_pid=1,
+        owner_host="h",
+        created=0.0,
+    )
     router.shutdown()
 
 

@@ -21,15 +21,22 @@ def by_name(phases):
 
 
 def test_phases_and_remainders():
-    budget = step_budget([
-        span("step", 0, 10, depth=0, rollout_id=0),
-        span("generate", 0, 4), span("train", 4, 5), span("inner", 1, 1, depth=2),
-        span("train", 4, 5, "trainer-0", 0), span("log_probs", 4.5, 1, "trainer-0", 1),
-        span("attention", 4.6, 0.5, "trainer-0", 2),
-        span("forward_backward", 5.5, 3, "trainer-0", 1), span("log_probs", 5, 9, "trainer-1", 0),
-        span("elsewhere", 20, 1),
-    ])  # fmt: skip
-    phases, train = by_name(budget.phases), by_name(budget.train)
+    budget = step_budget(
+        [
+            span("step", 0, 10, depth=0, rollout_id=0),
+            span("generate", 0, 4),
+            span("train", 4, 5),
+            span("inner", 1, 1, depth=2),
+            span("train", 4, 5, "trainer-0", 0),
+            span("log_probs", 4.5, 1, "trainer-0", 1),
+            span("attention", 4.6, 0.5, "trainer-0", 2),
+            span("forward_backward", 5.5, 3, "trainer-0", 1),
+            span("log_probs", 5, 9, "trainer-1", 0),
+            span("elsewhere", 20, 1),
+        ]
+    )
+    phases = by_name(budget.phases)
+    train = by_name(budget.train)
     assert {name: phase.seconds for name, phase in phases.items()} == {"train": 5, "generate": 4, UNACCOUNTED: 1}
     assert [phase.share for phase in budget.phases] == [50.0, 40.0, 10.0]
     parts = {name: phase.seconds for name, phase in train.items()}
@@ -39,9 +46,14 @@ def test_phases_and_remainders():
 
 
 def test_generation_in_the_background_costs_only_the_wait():
-    budget = step_budget([
-        span("generate", -3, 3.5), span("step", 0, 10, depth=0), span("generate", 0.5, 8), span("train", 1, 5),
-    ])  # fmt: skip
+    budget = step_budget(
+        [
+            span("generate", -3, 3.5),
+            span("step", 0, 10, depth=0),
+            span("generate", 0.5, 8),
+            span("train", 1, 5),
+        ]
+    )
     assert {p.name: p.seconds for p in budget.phases} == {"train": 5, "generate": 3.5, UNACCOUNTED: 1.5}
     assert by_name(budget.phases)["generate"].calls == 1
 

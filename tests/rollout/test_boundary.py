@@ -41,7 +41,13 @@ def boundary(tokenizer, model, *, skip=False, stop=None, stop_ids=None):
 def stripped(tokenizer, model, answer, *, skip=False, **options):
     """What a grader reads of an answer whose text was decoded as the options say; its tokens stay."""
     tokens = ids(tokenizer, answer)
-    sample = Sample(0, 0, tokens=[9, *tokens], response_length=len(tokens), response=tokenizer.decode(tokens, skip_special_tokens=skip))
+    sample = Sample(
+        0,
+        0,
+        tokens=[9, *tokens],
+        response_length=len(tokens),
+        response=tokenizer.decode(tokens, skip_special_tokens=skip),
+    )
     boundary(tokenizer, model, skip=skip, **options).strip(sample)
     assert sample.tokens == [9, *tokens]
     return sample.response
@@ -66,11 +72,15 @@ def test_what_ends_a_turn_is_no_part_of_the_answer_whatever_the_options(tokenize
 
 
 def test_a_turn_that_ended_earlier_stays_in_a_text_of_several_turns(tokenizer, model):
-    assert stripped(tokenizer, model, "1<|end|><|user|>more<|end|><|assistant|>2<|end|>") == "1<|end|><|user|>more<|end|><|assistant|>2"
+    assert (
+        stripped(tokenizer, model, "1<|end|><|user|>more<|end|><|assistant|>2<|end|>")
+        == "1<|end|><|user|>more<|end|><|assistant|>2"
+    )
 
 
 def test_special_tokens_that_the_user_named_end_a_turn_and_plain_ones_stay_for_format_rewards(tokenizer, model):
-    user, call = ids(tokenizer, "<|user|>")[0], ids(tokenizer, "</tool_call>")[0]
+    user = ids(tokenizer, "<|user|>")[0]
+    call = ids(tokenizer, "</tool_call>")[0]
     assert stripped(tokenizer, model, "2<|user|>") == "2<|user|>"
     assert stripped(tokenizer, model, "2<|user|>", stop_ids=[user]) == "2"
     assert stripped(tokenizer, model, "x</tool_call>", stop_ids=[call]) == "x</tool_call>"
@@ -84,7 +94,8 @@ def test_what_ends_a_turn_is_found_in_configs_tokenizer_and_template(tokenizer, 
     assert turn_ends(tokenizer, str(folder)) == {end, pad}
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, user]}))
     assert turn_ends(tokenizer, str(folder)) == {end, pad, user}
-    tokenizer.eos_token, tokenizer.pad_token = "<|tool|>", None
+    tokenizer.eos_token = "<|tool|>"
+    tokenizer.pad_token = None
     for name in ("generation_config.json", "config.json"):
         (folder / name).write_text(json.dumps({"eos_token_id": tool}))
     assert turn_ends(tokenizer, str(folder)) == {tool, end}, "the template ends its turns with <|end|>"
@@ -93,7 +104,8 @@ def test_what_ends_a_turn_is_found_in_configs_tokenizer_and_template(tokenizer, 
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"), [([1, 400], "token 400"), ([-1], "token -1"), ([], "no token"), ([323], "323 .None.*embedding has 323 rows")]
+    ("tokens", "said"),
+    [([1, 400], "token 400"), ([-1], "token -1"), ([], "no token"), ([323], "323 .None.*embedding has 323 rows")],
 )
 def test_a_prompt_that_no_engine_may_be_sent_is_refused_by_file_and_row(tokenizer, model, tokens, said):
     with pytest.raises(RowError, match=f"d.jsonl:4: .*{said}"):

@@ -91,14 +91,21 @@ ADDED = [TURNS[1], {"role": "assistant", "content": "wait", "tool_calls": [ADD]}
     ],
 )
 def test_what_a_template_leaves_out_of_a_conversation_with_tools_is_said_once(renderer, monkeypatch, written, said):
-    monkeypatch.setattr(renderer.tokenizer, "chat_template", f"{{% for m in messages %}}<|{{{{ m.role }}}}|>{written}{{% endfor %}}")
+    monkeypatch.setattr(
+        renderer.tokenizer, "chat_template", f"{{% for m in messages %}}<|{{{{ m.role }}}}|>{written}{{% endfor %}}"
+    )
     warnings = []
     fresh = Renderer(renderer.tokenizer.name_or_path, renderer.options, warnings.append)
     fresh.tokenizer = renderer.tokenizer
     fresh.prompt(PromptRow("plain", None, {}, "data.jsonl", 1))
     for line in (2, 3):
-        fresh.prompt(PromptRow(ADDED, None, {"tools": [{"type": "function", "function": {"name": "add"}}]}, "data.jsonl", line))
-    assert warnings == [f"warning: data.jsonl:2: the chat template writes no {what}: the model neither sees nor learns them" for what in said]
+        fresh.prompt(
+            PromptRow(ADDED, None, {"tools": [{"type": "function", "function": {"name": "add"}}]}, "data.jsonl", line)
+        )
+    assert warnings == [
+        f"warning: data.jsonl:2: the chat template writes no {what}: the model neither sees nor learns them"
+        for what in said
+    ]
 
 
 # -- templates of other kinds, over the same tokenizer -----------------------------------------------------------------
@@ -107,8 +114,8 @@ ASKED = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 GLM = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}" + ASKED
 CALLING = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}<|end|>{% endfor %}"
-) + ASKED
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}<|end|>{% endfor %}" + ASKED
+)
 LOOKS_FOR_NULL = CALLING.replace(
     "<|{{ m.role }}|>{{ m.content }}", "<|{{ m.role }}|>{% if m.content is not none %}say {{ m.content }}{% endif %}"
 )
@@ -298,7 +305,9 @@ def test_a_template_that_looks_for_a_control_token_in_the_text_is_not_deceived_a
 
 def test_a_prompt_and_its_answer_must_fit_the_model(render):
     assert len(prompt(render(context=16, answer=8), "abcde")) == 8
-    with pytest.raises(RowError, match="data.jsonl:7: it has 9 tokens, 8 are kept for the answer, and the model takes 16"):
+    with pytest.raises(
+        RowError, match="data.jsonl:7: it has 9 tokens, 8 are kept for the answer, and the model takes 16"
+    ):
         prompt(render(context=16, answer=8), "abcdef")
     with pytest.raises(RowError, match="7 are kept"):
         prompt(render(context=15, answer=1), "abcdef")

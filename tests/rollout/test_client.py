@@ -18,11 +18,16 @@ SHAPE = [3, 2]
 
 def answer(ids=(7, 8), **meta):
     scored = [[-0.5, token, None] for token in ids]
-    return {"text": "x", "output_ids": list(ids), "meta_info": {"output_token_logprobs": scored, "finish_reason": {"type": "stop"}, **meta}}
+    return {
+        "text": "x",
+        "output_ids": list(ids),
+        "meta_info": {"output_token_logprobs": scored, "finish_reason": {"type": "stop"}, **meta},
+    }
 
 
 def filled(**meta) -> tuple[Sample, dict]:
-    sample, found = Sample(index=4, group_index=0), answer(**meta)
+    sample = Sample(index=4, group_index=0)
+    found = answer(**meta)
     fill(sample, [1, 2, 3], found)
     return sample, found
 
@@ -33,7 +38,11 @@ def encoded(chosen: np.ndarray) -> str:
 
 def test_tokens_and_log_probs_are_those_of_the_answer():
     sample, _ = filled()
-    assert sample.tokens == [1, 2, 3, 7, 8] and sample.rollout_log_probs == [-0.5, -0.5] and sample.status is Status.COMPLETED
+    assert (
+        sample.tokens == [1, 2, 3, 7, 8]
+        and sample.rollout_log_probs == [-0.5, -0.5]
+        and sample.status is Status.COMPLETED
+    )
 
 
 def test_an_answer_without_all_log_probs_is_refused():

@@ -1,4 +1,5 @@
-"""Rollout and evaluation with a scripted generate function: executions that fan out, fail, and are told what they may return."""
+"""Rollout and evaluation with a scripted generate function: executions that fan out, fail, and are told what they may
+return."""
 
 import asyncio
 import dataclasses
@@ -98,11 +99,16 @@ def journal(tmp_path):
 
 def options(path, script=None, *, generate="agent", reward="exact", **changes):
     names = (
-        "rm_type rm_url reward_key dynamic_sampling_filter_path over_sampling_batch_size rollout_temperature rollout_top_p rollout_top_k "
-        "rollout_max_response_len rollout_stop rollout_stop_token_ids rollout_skip_special_tokens eval_temperature eval_top_p "
-        "eval_max_response_len eval_reward_key"
+        "rm_type rm_url reward_key dynamic_sampling_filter_path over_sampling_batch_size rollout_temperature"
+        " rollout_top_p rollout_top_k rollout_max_response_len rollout_stop rollout_stop_token_ids"
+        " rollout_skip_special_tokens eval_temperature eval_top_p eval_max_response_len eval_reward_key"
     )
-    given = {"custom_generate_function_path": path(generate), "custom_rm_path": path(reward), "group_rm": False, "rollout_batch_size": 1}
+    given = {
+        "custom_generate_function_path": path(generate),
+        "custom_rm_path": path(reward),
+        "group_rm": False,
+        "rollout_batch_size": 1,
+    }
     return types.SimpleNamespace(**{**dict.fromkeys(names.split()), **given, "script": script, **changes})
 
 
@@ -127,8 +133,12 @@ async def test_one_execution_fans_out_and_its_siblings_are_rewarded_and_kept_tog
     result = await rollout(journal, options(path, script))
     (group,) = result.groups
     assert [(s.index, s.part, s.group_index, s.reward) for s in group.finished] == [
-        (0, 0, 0, 1.0), (1, 0, 0, 1.0), (1, 1, 0, 0.0), (1, 2, 0, 0.25), (2, 0, 0, 1.0)
-    ]  # fmt: skip
+        (0, 0, 0, 1.0),
+        (1, 0, 0, 1.0),
+        (1, 1, 0, 0.0),
+        (1, 2, 0, 0.25),
+        (2, 0, 0, 1.0),
+    ]
     assert not result.dropped and journal.ledger().dispatched == 3 and journal.ledger().in_flight == {"REWARDED": 3}
     assert journal.record(1).reward == [1.0, 0.0, 0.25]
     assert list(journal.recover().groups[0].finished) == group.finished, "the next attempt has all of it"
@@ -136,18 +146,29 @@ async def test_one_execution_fans_out_and_its_siblings_are_rewarded_and_kept_tog
 
 async def test_an_execution_is_dropped_whole_with_the_reason_of_the_first_that_failed(path, journal):
     script = {
-        0: [], 1: [("fine",), ("x", None, Status.ABORTED), ("x", None, Status.FAILED)], 2: [("fine",), ("bad",)],
-        3: [("fine",), ("own", float("inf"))], 4: [("fine",), ("fine",)],
-    }  # fmt: skip
+        0: [],
+        1: [("fine",), ("x", None, Status.ABORTED), ("x", None, Status.FAILED)],
+        2: [("fine",), ("bad",)],
+        3: [("fine",), ("own", float("inf"))],
+        4: [("fine",), ("fine",)],
+    }
     result = await rollout(journal, options(path, script, reward="spoilt"), n=5)
     assert result.dropped == {"generation_empty": 1, "generation_aborted": 1, "reward_bad_value": 2}
     assert [(s.index, s.part) for s in result.groups[0].finished] == [(4, 0), (4, 1)]
-    assert [journal.record(i).reason for i in range(5)] == ["generation_empty", "generation_aborted", "reward_bad_value", "reward_bad_value", None]
+    assert [journal.record(i).reason for i in range(5)] == [
+        "generation_empty",
+        "generation_aborted",
+        "reward_bad_value",
+        "reward_bad_value",
+        None,
+    ]
     assert journal.ledger().balanced and sum(journal.ledger().dropped.values()) == 4
 
 
 async def test_with_group_rm_the_function_sees_siblings_too_and_has_the_last_word(path, journal):
-    result = await rollout(journal, options(path, {0: [("a", 0.5), ("b",)], 1: ("c",)}, reward="of_group", group_rm=True), n=2)
+    result = await rollout(
+        journal, options(path, {0: [("a", 0.5), ("b",)], 1: ("c",)}, reward="of_group", group_rm=True), n=2
+    )
     assert [s.reward for s in result.groups[0].finished] == [30.5, 30.0, 30.0]
 
 
@@ -162,14 +183,17 @@ async def test_a_group_that_the_filter_refuses_is_dropped_by_executions(path, jo
 
 @pytest.mark.parametrize(("generate", "said"), [("nested", "a list that holds list"), ("nothing", "NoneType")])
 async def test_what_is_no_sample_ends_the_run_and_names_the_function(path, journal, generate, said):
-    with pytest.raises(UsageError, match=rf"generate hook '.*{generate}': {generate} \(.*mine.py:\d+\) returned {said}"):
+    with pytest.raises(
+        UsageError, match=rf"generate hook '.*{generate}': {generate} \(.*mine.py:\d+\) returned {said}"
+    ):
         await rollout(journal, options(path, generate=generate))
 
 
 async def test_each_step_commits_the_executions_that_it_trained(path, journal):
     """What the conductor writes is what the trainer's own split holds."""
     script = {0: [("0",)] * 3, 1: ("0",), 2: [("0",)] * 2, 3: ("1",)}
-    buffer, args = buffer_of(journal, 4), options(path, script)
+    buffer = buffer_of(journal, 4)
+    args = options(path, script)
     async with RewardPool(1, 10) as rewards:
         result = await Generator(args, None, rewards).rollout(buffer, 0, lambda count: None)
     samples = result.groups[0].finished
@@ -187,18 +211,34 @@ async def test_in_evaluation_an_execution_scores_the_mean_of_its_siblings(path):
     async with RewardPool(1, 10) as rewards:
         found = await evaluate("set", Source(), Generator(args, None, rewards), render, lambda count: None)
     assert found["reward_mean"] == pytest.approx((0.75 + 0 + 0.25 + 1) / 4)
-    assert (found["prompts"], found["executions"], found["samples"], found["failures"]) == (2, 4, 6, {"generation_empty": 1})
+    assert (found["prompts"], found["executions"], found["samples"], found["failures"]) == (
+        2,
+        4,
+        6,
+        {"generation_empty": 1},
+    )
     assert found["truncated_ratio"] == pytest.approx(1 / 6)
 
 
 async def test_a_single_sample_is_what_it_was_before_there_were_lists(path, journal):
     (group,) = (await rollout(journal, options(path, dict.fromkeys(range(2), ("0",))), n=2)).groups
-    want = Sample(index=0, group_index=0, prompt="0?", label="0", tokens=[1, 2, 5], response="0", response_length=1, reward=1.0, rollout_id=0,
-                  status=Status.COMPLETED)  # fmt: skip
+    want = Sample(
+        index=0,
+        group_index=0,
+        prompt="0?",
+        label="0",
+        tokens=[1, 2, 5],
+        response="0",
+        response_length=1,
+        reward=1.0,
+        rollout_id=0,
+        status=Status.COMPLETED,
+    )
     assert group.finished == [want, dataclasses.replace(want, index=1)]
 
 
-# -- failures -------------------------------------------------------------------------------------------------------------------
+# -- failures
+# -------------------------------------------------------------------------------------------------------------------
 
 
 RAISES = '    if act == "raise": raise KeyError("lost")'
@@ -206,7 +246,11 @@ RAISES = '    if act == "raise": raise KeyError("lost")'
 
 @pytest.mark.parametrize(
     ("act", "reason", "detail"),
-    [("raise", "generation_error", "KeyError: 'lost' at "), ("exit", "generation_error", "SystemExit: 3 at "), ("cancel", "generation_error", "Cancel")],
+    [
+        ("raise", "generation_error", "KeyError: 'lost' at "),
+        ("exit", "generation_error", "SystemExit: 3 at "),
+        ("cancel", "generation_error", "Cancel"),
+    ],
 )
 async def test_what_a_generate_function_raises_costs_one_sample_and_names_its_line(path, journal, act, reason, detail):
     said = []
@@ -261,7 +305,11 @@ async def test_what_can_not_be_trained_never_reaches_the_buffer_and_the_function
 
 
 async def test_arrays_and_numbers_of_numpy_become_plain_values(path, journal):
-    change = dict(metadata={"turns": np.int64(2), "seen": np.arange(2), "done": np.bool_(True)}, response=np.str_("x"), label=np.str_("y"))
+    change = dict(
+        metadata={"turns": np.int64(2), "seen": np.arange(2), "done": np.bool_(True)},
+        response=np.str_("x"),
+        label=np.str_("y"),
+    )
     result = await rollout(journal, options(path, ["change"], n=1, generate="scripted", seen=[], change=change), n=1)
     (sample,) = result.groups[0].finished
     assert (sample.metadata, sample.response, sample.label) == ({"turns": 2, "seen": [0, 1], "done": True}, "x", "y")
@@ -286,34 +334,59 @@ async def test_a_reward_function_that_spoils_a_sample_costs_no_more_than_that(pa
     assert result.dropped == {"reward_invalid": 1} and [s.index for s in result.groups[0].finished] == [1]
 
 
-SPOILT = ["samples[0].reward = None", "samples[0].metadata['x'] = args", "samples[0].tokens = []", "for s in samples: s.index = 7"]
+SPOILT = [
+    "samples[0].reward = None",
+    "samples[0].metadata['x'] = args",
+    "samples[0].tokens = []",
+    "for s in samples: s.index = 7",
+]
 
 
 @pytest.mark.parametrize("code", SPOILT)
 async def test_a_filter_that_changes_a_sample_ends_the_run_and_is_named(path, journal, code):
-    args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("spoiling"), code=code)
+    args = options(
+        path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("spoiling"), code=code
+    )
     with pytest.raises(UsageError, match=r"spoiling \(.*mine.py:\d+\) changed a sample"):
         await rollout(journal, args)
 
 
 @pytest.mark.parametrize("code", ["samples.clear()", "samples.sort(key=lambda s: -s.index)"])
 async def test_a_filter_may_do_with_its_list_what_it_likes(path, journal, code):
-    args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("spoiling"), code=code)
+    args = options(
+        path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("spoiling"), code=code
+    )
     result = await rollout(journal, args)
     assert [s.index for s in result.groups[0].finished] == [0, 1, 2] and not result.dropped
 
 
-@pytest.mark.parametrize("verdict", [np.bool_(True), np.float32(1), True, types.SimpleNamespace(keep=np.bool_(True), reason=None)])
+@pytest.mark.parametrize(
+    "verdict", [np.bool_(True), np.float32(1), True, types.SimpleNamespace(keep=np.bool_(True), reason=None)]
+)
 async def test_a_filter_says_yes_in_numbers_of_numpy_too(path, journal, verdict):
-    args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("kept"), verdict=verdict)
+    args = options(
+        path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("kept"), verdict=verdict
+    )
     assert len((await rollout(journal, args)).groups[0].finished) == 3
 
 
-KEYED = [{"score": 1.0, "acc": 0.5}, {"score": 1.0}, {"score": 1.0, "acc": float("nan")}, {"score": 1.0, "acc": "yes"}, {"acc": 0.25}]
+KEYED = [
+    {"score": 1.0, "acc": 0.5},
+    {"score": 1.0},
+    {"score": 1.0, "acc": float("nan")},
+    {"score": 1.0, "acc": "yes"},
+    {"acc": 0.25},
+]
 
 
 async def test_evaluation_reads_its_own_reward_key_and_what_has_no_number_there_is_a_failure(path):
-    args = options(path, [("0", reward) for reward in KEYED], reward_key="score", eval_reward_key="acc", n_samples_per_eval_prompt=len(KEYED))
+    args = options(
+        path,
+        [("0", reward) for reward in KEYED],
+        reward_key="score",
+        eval_reward_key="acc",
+        n_samples_per_eval_prompt=len(KEYED),
+    )
     async with RewardPool(1, 10) as rewards:
         generator = Generator(args, CLIENT, rewards)
         source = Source()
@@ -333,9 +406,12 @@ async def test_a_column_that_the_options_need_must_be_there_except_in_evaluation
     boundary = Boundary(columns=("rollout_log_probs",))
     result = await rollout(journal, args, n=2, boundary=boundary)
     assert result.dropped == {"generation_invalid": 1} and [s.index for s in result.groups[0].finished] == [0]
-    args.n_samples_per_eval_prompt, args.seen = 1, []
+    args.n_samples_per_eval_prompt = 1
+    args.seen = []
     async with RewardPool(1, 10) as rewards:
-        found = await evaluate("set", Source(), Generator(args, CLIENT, rewards, boundary=boundary), render, lambda count: None)
+        found = await evaluate(
+            "set", Source(), Generator(args, CLIENT, rewards, boundary=boundary), render, lambda count: None
+        )
     assert found["failures"] == {} and args.seen == [(0, True), (1, True)]
 
 
@@ -359,7 +435,9 @@ async def test_a_rollout_without_progress_ends_after_so_many_groups_with_the_rea
     if "dynamic_sampling_filter_path" in case:
         case["dynamic_sampling_filter_path"] = path(case["dynamic_sampling_filter_path"])
     shown = []
-    with pytest.raises(DataError, match=f"not one of 4 groups in a row was of use; lost by reason: {reason} 8") as caught:
+    with pytest.raises(
+        DataError, match=f"not one of 4 groups in a row was of use; lost by reason: {reason} 8"
+    ) as caught:
         await rollout(journal, options(path, **case), n=2, failures=Failures(4, shown.append))
     assert caught.value.exit_code == 3
     assert journal.ledger().dropped == {reason: 8} and journal.ledger().balanced
@@ -377,18 +455,24 @@ async def test_a_rollout_that_ends_leaves_no_task_behind(path, journal):
     ("verdict", "said"),
     [
         ("raise", r"--dynamic-sampling-filter-path: kept \(.*mine.py:\d+\) raised ZeroDivisionError"),
-        (None, "returned None"), ((False, "easy"), r"returned tuple \(False, 'easy'\)"), ("no", "returned str 'no'"),
+        (None, "returned None"),
+        ((False, "easy"), r"returned tuple \(False, 'easy'\)"),
+        ("no", "returned str 'no'"),
         (np.array([True, False]), "returned ndarray array"),
-    ],  # fmt: skip
+    ],
 )
 async def test_a_filter_that_raises_or_says_nothing_clear_ends_the_run_and_is_named(path, journal, verdict, said):
-    args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("kept"), verdict=verdict)
+    args = options(
+        path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("kept"), verdict=verdict
+    )
     with pytest.raises(UsageError, match=said):
         await rollout(journal, args)
 
 
 async def test_a_coroutine_filters_too(path, journal):
-    args = options(path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("kept_async"), verdict=False)
+    args = options(
+        path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("kept_async"), verdict=False
+    )
     with pytest.raises(DataError, match="filter_rejected"):
         await rollout(journal, args, failures=Failures(2, lambda text: None))
 
@@ -400,7 +484,9 @@ async def test_engines_that_are_gone_end_the_run_though_the_functions_error_is_a
     args = options(path, ["raise"], generate="scripted", seen=[])
     async with RewardPool(1, 10) as rewards:
         with pytest.raises(EngineError, match="no engine is left"):
-            await Generator(args, types.SimpleNamespace(alive=alive), rewards).rollout(buffer_of(journal), 0, lambda count: None)
+            await Generator(args, types.SimpleNamespace(alive=alive), rewards).rollout(
+                buffer_of(journal), 0, lambda count: None
+            )
 
 
 async def test_a_prompt_beyond_the_models_rows_is_refused_by_row_before_a_function_or_an_engine_sees_it(path, journal):
@@ -410,18 +496,23 @@ async def test_a_prompt_beyond_the_models_rows_is_refused_by_row_before_a_functi
     assert args.seen == []
 
 
-# -- evaluation -----------------------------------------------------------------------------------------------------------------
+# -- evaluation
+# -----------------------------------------------------------------------------------------------------------------
 
 
 async def evaluated(path, script, n=2, failures=None, **case):
     args = options(path, script, n_samples_per_eval_prompt=n, seen=[], **{"generate": "scripted", **case})
     async with RewardPool(1, 10) as rewards:
-        return await evaluate("set", Source(), Generator(args, CLIENT, rewards, failures=failures), render, lambda count: None)
+        return await evaluate(
+            "set", Source(), Generator(args, CLIENT, rewards, failures=failures), render, lambda count: None
+        )
 
 
 @pytest.mark.parametrize("case", [dict(reward="raising"), dict(reward="forgetful"), dict(script=["raise"])])
 async def test_an_evaluation_in_which_everything_fails_has_no_result(path, case):
-    with pytest.raises(DataError, match="not one of 2 prompts of evaluation set in a row was of use; lost by reason: .* 4"):
+    with pytest.raises(
+        DataError, match="not one of 2 prompts of evaluation set in a row was of use; lost by reason: .* 4"
+    ):
         await evaluated(path, case.pop("script", ["fine"]), **case)
 
 
@@ -443,11 +534,14 @@ async def test_an_evaluation_counts_what_failed_by_reason(path):
     shown = []
     found = await evaluated(path, ["fine", "raise", "fine", "fine"], failures=Failures(4, shown.append))
     assert found["failures"] == {"generation_error": 1} and found["executions"] == 4 and len(shown) == 1
-    assert found["reward_mean"] == pytest.approx(1 / 4), "the answers are 0, 0 is the first prompt's label, and one failed"
+    assert found["reward_mean"] == pytest.approx(1 / 4), (
+        "the answers are 0, 0 is the first prompt's label, and one failed"
+    )
 
 
 def test_the_standard_error_is_over_prompts():
-    """Against the formula for a mean over clusters of one size in exact arithmetic, and for clusters of several sizes."""
+    """Against the formula for a mean over clusters of one size in exact arithmetic, and for clusters of several
+    sizes."""
     rewards_PN = [[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
     means = [Fraction(1), Fraction(0), Fraction(1)]
     mean = sum(means) / 3
@@ -455,7 +549,8 @@ def test_the_standard_error_is_over_prompts():
     found = mean_over_prompts(rewards_PN)
     assert found == pytest.approx((float(mean), float(variance) ** 0.5), rel=1e-12)
     assert found[1] == pytest.approx(1 / 3), "as of 12 independent answers it would be 0.136"
-    ragged, total = [[1.0], [0.0, 1.0, 1.0], [0.5, 0.25]], Fraction(15, 4) / 6
+    ragged = [[1.0], [0.0, 1.0, 1.0], [0.5, 0.25]]
+    total = Fraction(15, 4) / 6
     gaps = [Fraction(1) - total, 2 - 3 * total, Fraction(3, 4) - 2 * total]
     error = (float(Fraction(3, 2) * sum(g * g for g in gaps)) ** 0.5) / 6
     assert mean_over_prompts(ragged) == pytest.approx((float(total), error), rel=1e-12)

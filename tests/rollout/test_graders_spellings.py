@@ -16,8 +16,12 @@ Fraction = fractions.Fraction
 
 def plain(value: Fraction) -> str:
     """A decimal where it ends, with an overline where it does not; whole numbers as they are."""
-    sign, value = "-" if value < 0 else "", abs(value)
-    whole, rest, digits, seen = value.numerator // value.denominator, value.numerator % value.denominator, "", {}
+    sign = "-" if value < 0 else ""
+    value = abs(value)
+    whole = value.numerator // value.denominator
+    rest = value.numerator % value.denominator
+    digits = ""
+    seen = {}
     while rest and rest not in seen:
         seen[rest] = len(digits)
         digits += str(rest * 10 // value.denominator)

@@ -125,15 +125,22 @@ def test_what_a_generate_function_may_return():
     odd = Sample(index=99, group_index=99, tokens=[1, 2], response_length=1, part=5)
     assert siblings("m.f", leased, leased) == [leased] and siblings("m.f", leased, []) == []
     first, second = siblings("m.f", leased, [odd, odd])
-    assert [(s.index, s.group_index, s.rollout_id, s.part, s.tokens) for s in (first, second)] == [(7, 3, 2, 0, [1, 2]), (7, 3, 2, 1, [1, 2])]
+    assert [(s.index, s.group_index, s.rollout_id, s.part, s.tokens) for s in (first, second)] == [
+        (7, 3, 2, 0, [1, 2]),
+        (7, 3, 2, 1, [1, 2]),
+    ]
     assert first is not second and odd.index == 99
 
 
 @pytest.mark.parametrize(
     ("result", "said"),
-    [(None, "returned NoneType"), ([[Sample(0, 0)]], "a list that holds list"), ([Sample(0, 0), "text"], "a list that holds str"),
-     ((Sample(0, 0),), "returned tuple")],
-)  # fmt: skip
+    [
+        (None, "returned NoneType"),
+        ([[Sample(0, 0)]], "a list that holds list"),
+        ([Sample(0, 0), "text"], "a list that holds str"),
+        ((Sample(0, 0),), "returned tuple"),
+    ],
+)
 def test_what_a_generate_function_may_not_return_is_named(result, said):
     with pytest.raises(UsageError, match=f"generate hook 'pkg.mod.agent': it .*{said}") as caught:
         siblings("generate hook 'pkg.mod.agent': it", Sample(0, 0), result)
@@ -141,11 +148,29 @@ def test_what_a_generate_function_may_not_return_is_named(result, said):
 
 
 def test_arrays_flags_and_names_become_plain_values():
-    odd = Sample(0, 0, tokens=np.array([1, 2, 3]), response_length=np.int64(2), loss_mask=[True, np.float32(0)], remove_sample=1, status="truncated",
-                 rollout_log_probs=[np.float32(-1), torch.tensor(-2.0)], weight_versions=[3])  # fmt: skip
+    odd = Sample(
+        0,
+        0,
+        tokens=np.array([1, 2, 3]),
+        response_length=np.int64(2),
+        loss_mask=[True, np.float32(0)],
+        remove_sample=1,
+        status="truncated",
+        rollout_log_probs=[np.float32(-1), torch.tensor(-2.0)],
+        weight_versions=[3],
+    )
     (made,) = siblings("f", Sample(7, 0), odd)
-    want = Sample(7, 0, tokens=[1, 2, 3], response_length=2, loss_mask=[1, 0], remove_sample=True, status=Status.TRUNCATED, rollout_log_probs=[-1.0, -2.0],
-                  weight_versions=["3"])  # fmt: skip
+    want = Sample(
+        7,
+        0,
+        tokens=[1, 2, 3],
+        response_length=2,
+        loss_mask=[1, 0],
+        remove_sample=True,
+        status=Status.TRUNCATED,
+        rollout_log_probs=[-1.0, -2.0],
+        weight_versions=["3"],
+    )
     assert made == want and made.status is Status.TRUNCATED
     assert {*map(type, [*made.tokens, *made.loss_mask, made.response_length])} == {int}
     made.check(4)
@@ -165,7 +190,9 @@ async def test_a_coroutine_function_behind_a_plain_wrapper_is_seen_and_awaited(f
 
 def test_what_a_function_of_the_trainer_raises_names_its_line_and_a_coroutine_is_refused(file):
     line = MODULE.split("\n").index('def advantage(args, rollout_data): return rollout_data["nothing"]') + 1
-    with pytest.raises(UsageError, match=f"advantage hook '{file}:advantage' raised KeyError: 'nothing' at {file}:{line}$"):
+    with pytest.raises(
+        UsageError, match=f"advantage hook '{file}:advantage' raised KeyError: 'nothing' at {file}:{line}$"
+    ):
         guarded(f"{file}:advantage", "advantage")(None, {})
     reducer = guarded(f"{file}:pg_loss_reducer", "pg_loss_reducer")(1, 2, 3, 4)
     with pytest.raises(UsageError, match=f"raised KeyError: 'nothing' at {file}:{line + 1}$"):
@@ -174,11 +201,13 @@ def test_what_a_function_of_the_trainer_raises_names_its_line_and_a_coroutine_is
         guarded(f"{file}:loss", "loss")(None, None, None, None)
 
 
-# -- files of several folders -------------------------------------------------------------------------------------------------
+# -- files of several folders
+# -------------------------------------------------------------------------------------------------
 
 
 def folders(tmp_path, **files):
-    """Each file in folder a and in folder b, ``HERE`` standing for the folder's name; a double underscore makes a folder."""
+    """Each file in folder a and in folder b, ``HERE`` standing for the folder's name; a double underscore makes a
+    folder."""
     for name, text in files.items():
         for folder in ("a", "b"):
             path = tmp_path / folder / (name.replace("__", "/").replace("/INIT", "/__init__") + ".py")
@@ -202,31 +231,46 @@ IMPORTS = {
 """Statement -> what to look at. The last is none that a function may hold."""
 
 
-@pytest.mark.parametrize(("statement", "late"), [*((s, False) for s in IMPORTS), *((s, True) for s in list(IMPORTS)[:-1])])
+@pytest.mark.parametrize(
+    ("statement", "late"), [*((s, False) for s in IMPORTS), *((s, True) for s in list(IMPORTS)[:-1])]
+)
 def test_files_of_two_folders_each_get_their_own_neighbours(tmp_path, statement, late):
     value = IMPORTS[statement]
     head = "" if late else statement
     body = f"    {statement}\n" if late else ""
     a, b = folders(
-        tmp_path, helpers="NAME = HERE", parts__INIT="", parts__inner="from helpers import NAME", bare__leaf="NAME = HERE",
-        deep="def _():\n    import helpers\n    return helpers.NAME\nNAME = _()", reward=f"{head}\ndef score(args, sample):\n{body}    return {value}\n",
-    )  # fmt: skip
-    first, second = load(a, "reward"), load(b, "reward")
+        tmp_path,
+        helpers="NAME = HERE",
+        parts__INIT="",
+        parts__inner="from helpers import NAME",
+        bare__leaf="NAME = HERE",
+        deep="def _():\n    import helpers\n    return helpers.NAME\nNAME = _()",
+        reward=f"{head}\ndef score(args, sample):\n{body}    return {value}\n",
+    )
+    first = load(a, "reward")
+    second = load(b, "reward")
     assert (first(None, None), second(None, None), load(a, "reward")(None, None)) == ("a", "b", "a")
 
 
 def test_a_neighbour_shadows_neither_python_nor_a_library_nor_slime(tmp_path):
     a, _ = folders(
-        tmp_path, json="raise SystemExit(HERE)", numpy="raise SystemExit(HERE)", slime_cli__INIT="raise SystemExit(HERE)",
-        reward="import json, numpy, slime_cli.errors\ndef score(args, sample): return numpy.__version__ + json.__file__ + slime_cli.errors.__file__\n",
-    )  # fmt: skip
+        tmp_path,
+        json="raise SystemExit(HERE)",
+        numpy="raise SystemExit(HERE)",
+        slime_cli__INIT="raise SystemExit(HERE)",
+        reward=(
+            "import json, numpy, slime_cli.errors\ndef score(args, sample): return numpy.__version__ + json.__file__ +"
+            " slime_cli.errors.__file__\n"
+        ),
+    )
     assert str(tmp_path) not in load(a, "reward")(None, None)
 
 
 def test_what_everybody_can_import_from_the_same_file_is_imported_once(tmp_path, monkeypatch):
     a, b = folders(tmp_path, shared="NAME = HERE", reward="import shared\ndef score(args, sample): return shared\n")
     monkeypatch.syspath_prepend(tmp_path / "a")
-    first, second = load(a, "reward")(None, None), load(b, "reward")(None, None)
+    first = load(a, "reward")(None, None)
+    second = load(b, "reward")(None, None)
     assert first.__name__ == "shared" and first.NAME == "a" and second.NAME == "b"
 
 
@@ -234,5 +278,7 @@ def test_a_file_that_fails_to_load_can_be_fixed_and_loaded_again(tmp_path):
     a, _ = folders(tmp_path, reward="import helpers\nraise ValueError(helpers.NAME)", helpers="NAME = HERE")
     with pytest.raises(UsageError, match=f"ValueError: a at {tmp_path}/a/reward.py:2"):
         load(a, "reward")
-    (tmp_path / "a" / "reward.py").write_text("def score(args, sample): return 'fixed, and longer than it was before'\n")
+    (tmp_path / "a" / "reward.py").write_text(
+        "def score(args, sample): return 'fixed, and longer than it was before'\n"
+    )
     assert load(a, "reward")(None, None).startswith("fixed")

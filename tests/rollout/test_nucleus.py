@@ -36,23 +36,35 @@ def test_the_cut_is_sglangs(top_k, top_p):
     want = kept_by_sglang(p_TV, top_k, top_p)
     sampled = [min(ids) for ids in want]
     found = answer(p_TV.log(), sampled, top_k)
-    sample = Sample(0, 0, tokens=[1, *sampled], response_length=200, rollout_log_probs=[x[0] for x in found["meta_info"]["output_token_logprobs"]])
+    sample = Sample(
+        0,
+        0,
+        tokens=[1, *sampled],
+        response_length=200,
+        rollout_log_probs=[x[0] for x in found["meta_info"]["output_token_logprobs"]],
+    )
     nucleus.fill(sample, found, top_p)
     sample.check()
     ends = sample.rollout_top_p_token_offsets
     got = [set(sample.rollout_top_p_token_ids[a:b]) for a, b in zip(ends, ends[1:])]
     for t in (t for t in range(200) if got[t] != want[t]):  # one token on the very edge of the mass
-        assert abs(float(p_TV[t, sorted(got[t] & want[t])].double().sum()) - top_p) < 1e-6 and len(got[t] ^ want[t]) == 1
+        assert (
+            abs(float(p_TV[t, sorted(got[t] & want[t])].double().sum()) - top_p) < 1e-6 and len(got[t] ^ want[t]) == 1
+        )
     assert sum(a != b for a, b in zip(got, want)) <= 1
     masses = [float(p_TV[t, sorted(ids)].double().sum()) for t, ids in enumerate(got)]
-    exact = [float(p_TV[t, token].double().log()) - np.log(mass) for (t, token), mass in zip(enumerate(sampled), masses)]
+    exact = [
+        float(p_TV[t, token].double().log()) - np.log(mass) for (t, token), mass in zip(enumerate(sampled), masses)
+    ]
     np.testing.assert_allclose(sample.rollout_log_probs, exact, atol=1e-5)
 
 
 def test_the_sampled_token_is_always_in():
     """A tie at the edge of top-k: the engine drew the one that its list leaves out."""
     sample = Sample(0, 0, tokens=[1, 9], response_length=1, rollout_log_probs=[np.log(0.2)])
-    nucleus.fill(sample, {"meta_info": {"output_top_logprobs": [[[np.log(0.6), 3, None], [np.log(0.2), 4, None]]]}}, 1.0)
+    nucleus.fill(
+        sample, {"meta_info": {"output_top_logprobs": [[[np.log(0.6), 3, None], [np.log(0.2), 4, None]]]}}, 1.0
+    )
     assert sample.rollout_top_p_token_ids == [3, 4, 9] and sample.rollout_log_probs == [pytest.approx(np.log(0.2))]
 
 
@@ -62,14 +74,37 @@ def test_an_answer_without_the_most_likely_tokens_is_an_error():
 
 
 def test_the_columns_travel_with_their_sample(tmp_path):
-    first = Sample(0, 0, tokens=[1, 9, 8], response_length=2, reward=1.0, rollout_top_p_token_ids=[9, 7], rollout_top_p_token_offsets=[0, 2, 2])
-    second = Sample(1, 0, tokens=[1, 5], response_length=1, reward=1.0, rollout_top_p_token_ids=[5], rollout_top_p_token_offsets=[0, 1])
+    first = Sample(
+        0,
+        0,
+        tokens=[1, 9, 8],
+        response_length=2,
+        reward=1.0,
+        rollout_top_p_token_ids=[9, 7],
+        rollout_top_p_token_offsets=[0, 2, 2],
+    )
+    second = Sample(
+        1,
+        0,
+        tokens=[1, 5],
+        response_length=1,
+        reward=1.0,
+        rollout_top_p_token_ids=[5],
+        rollout_top_p_token_offsets=[0, 1],
+    )
     (tmp_path / "s.parquet").write_bytes(to_parquet([first, second]))
     batch = TrainBatch.from_samples(read_parquet(tmp_path / "s.parquet"))
     assert batch.kept_ids_K.tolist() == [9, 7, 5] and batch.kept_counts_R.tolist() == [2, 0, 1]
     for offsets in ([0, 2], [1, 2, 2], [0, 3, 3], [0, 2, 1], None):
         with pytest.raises(ValueError, match="rollout_top_p_token"):
-            Sample(2, 0, tokens=[1, 2, 3], response_length=2, rollout_top_p_token_ids=[1, 2], rollout_top_p_token_offsets=offsets).check()
+            Sample(
+                2,
+                0,
+                tokens=[1, 2, 3],
+                response_length=2,
+                rollout_top_p_token_ids=[1, 2],
+                rollout_top_p_token_offsets=offsets,
+            ).check()
 
 
 def test_asked_for_in_rollouts_and_not_in_evaluations():
@@ -80,9 +115,15 @@ def test_asked_for_in_rollouts_and_not_in_evaluations():
         meta = {"output_token_logprobs": [[-1.0, 4, None]], "output_top_logprobs": [[[-0.5, 3, None], [-1.0, 4, None]]]}
         return [{"text": "x", "output_ids": [4], "meta_info": meta | {"finish_reason": {"type": "stop"}}}]
 
-    names = "rollout_max_response_len rollout_stop rollout_stop_token_ids rollout_skip_special_tokens custom_generate_function_path"
+    names = (
+        "rollout_max_response_len rollout_stop rollout_stop_token_ids rollout_skip_special_tokens"
+        " custom_generate_function_path"
+    )
     args = types.SimpleNamespace(**dict.fromkeys(f"{names} dynamic_sampling_filter_path".split()))
-    args.rollout_temperature, args.rollout_top_p, args.rollout_top_k, args.use_top_p_replay = 1.0, 0.99, 2, True
+    args.rollout_temperature = 1.0
+    args.rollout_top_p = 0.99
+    args.rollout_top_k = 2
+    args.use_top_p_replay = True
     generator = Generator(args, types.SimpleNamespace(generate=generate), None)
     for params in (None, generator.sampling_params()):
         sample = Sample(0, 0)

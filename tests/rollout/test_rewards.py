@@ -171,7 +171,9 @@ async def test_a_failure_names_the_users_line_though_a_library_raised(tmp_path):
     (tmp_path / "mine.py").write_text("import json\n\ndef score(args, sample):\n    return json.loads('{')\n")
     (result,), _ = await scored(samples_of("x"), options(custom_rm_path=f"{tmp_path}/mine.py:score"), timeout=5)
     assert result.detail.endswith(f" at {tmp_path}/mine.py:4") and "slime_cli" not in result.trace
-    assert result.trace.startswith(f'Traceback (most recent call last):\n  File "{tmp_path}/mine.py", line 4, in score\n    return json.loads')
+    assert result.trace.startswith(
+        f'Traceback (most recent call last):\n  File "{tmp_path}/mine.py", line 4, in score\n    return json.loads'
+    )
     assert result.trace.splitlines()[-1].startswith("json.decoder.JSONDecodeError: ")
 
 
@@ -214,7 +216,8 @@ async def test_groups(functions):
 
 async def test_metadata_wins_over_options(functions):
     exact, custom = samples_of("a", "a", label="a")
-    exact.metadata, custom.metadata = {"rm_type": "exact"}, {"custom_rm_path": functions("sync").custom_rm_path}
+    exact.metadata = {"rm_type": "exact"}
+    custom.metadata = {"custom_rm_path": functions("sync").custom_rm_path}
     results, _ = await scored([exact, custom], options(rm_type="random"), timeout=20)
     assert results == [1.0, 0.25]
 
@@ -233,14 +236,17 @@ async def test_metadata_wins_over_options(functions):
 async def test_graders_of_a_whole_text_do_without_a_stop_text_that_the_user_named(rm_type, response, label, reward):
     async with RewardPool(1, 20) as pool:
         (sample,) = samples_of(response, label=label)
-        found = await pool.score(sample, options(rm_type=rm_type, reward_key="score"), stops=("</answer>", " ###", "###", "}", "\n"))
+        found = await pool.score(
+            sample, options(rm_type=rm_type, reward_key="score"), stops=("</answer>", " ###", "###", "}", "\n")
+        )
     assert (found["score"] if isinstance(found, dict) else found) == reward and sample.response == response
 
 
 async def test_what_cannot_be_graded_is_named(functions, tmp_path):
     (tmp_path / "broken.py").write_text("raise RuntimeError('half written')\n")
     unlabelled, unknown, unset = samples_of("a", "b", "c")
-    unlabelled.metadata, unknown.metadata = {"rm_type": "exact"}, {"rm_type": "exakt"}
+    unlabelled.metadata = {"rm_type": "exact"}
+    unknown.metadata = {"rm_type": "exakt"}
     results, _ = await scored([unlabelled, unknown, unset], options(), timeout=20)
     for result, words in zip(results, ("needs a label", "did you mean 'exact'", "no reward is set"), strict=True):
         assert result.kind == "error" and words in result.detail
@@ -323,7 +329,8 @@ def remote(monkeypatch):
     """A reward service whose answers are scripted: ``replies`` is a list of (status, body), the last one repeated."""
     monkeypatch.setattr(rewards, "REMOTE_BACKOFF", 0.01)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # a proxy nobody answers at
-    replies, asked = [], []
+    replies = []
+    asked = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):

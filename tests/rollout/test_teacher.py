@@ -35,7 +35,10 @@ class Tokenizer:
 def answer(body: dict) -> dict:
     """As SGLang answers: nothing for the first token asked about, and its vocabulary's last id under the name 0."""
     tokens = body["input_ids"][body["logprob_start_len"] :]
-    entries = [[None if i == 0 else -token / 10, token if token < VOCABULARY - 1 else 0, None] for i, token in enumerate(tokens)]
+    entries = [
+        [None if i == 0 else -token / 10, token if token < VOCABULARY - 1 else 0, None]
+        for i, token in enumerate(tokens)
+    ]
     return {"text": "", "output_ids": [], "meta_info": {"input_token_logprobs": entries}}
 
 
@@ -43,7 +46,10 @@ class Scripted:
     """A server with the embedding of SGLang: it dies of an id that it does not have."""
 
     def __init__(self):
-        self.asked, self.replies, self.vocabulary, self.first = [], [], VOCABULARY, None
+        self.asked = []
+        self.replies = []
+        self.vocabulary = VOCABULARY
+        self.first = None
         self.waiting = self.most = 0
 
     async def generate(self, request):
@@ -56,7 +62,10 @@ class Scripted:
         reported = body.get("token_ids_logprob")
         if reported:
             if reported[0] >= self.vocabulary:
-                return web.json_response({"error": {"message": f"token_ids_logprob contains out-of-vocabulary token id {reported[0]}"}}, status=400)
+                return web.json_response(
+                    {"error": {"message": f"token_ids_logprob contains out-of-vocabulary token id {reported[0]}"}},
+                    status=400,
+                )
             return web.json_response(answer(body))
         self.asked.append(body)
         status, text = self.replies.pop(0) if self.replies else (200, None)
@@ -73,7 +82,8 @@ class Scripted:
 @contextlib.asynccontextmanager
 async def serving(timeout=5.0):
     """A scripted server and a teacher that asks it."""
-    scripted, app = Scripted(), web.Application()
+    scripted = Scripted()
+    app = web.Application()
     app.add_routes([web.post("/generate", scripted.generate), web.post("/detokenize", scripted.detokenize)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
@@ -106,9 +116,11 @@ async def test_asks_for_the_response_alone_and_for_no_new_token():
         assert await asking.teach(samples, failed) == samples and not failed
         assert [s.teacher_log_probs for s in samples] == [[-0.4, -0.5], [-0.7, -4.9, -0.8], []]
         assert scripted.asked[0] == {
-            "input_ids": [1, 2, 3, 4, 5], "sampling_params": {"temperature": 1.0, "max_new_tokens": 0}, "return_logprob": True,
+            "input_ids": [1, 2, 3, 4, 5],
+            "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
+            "return_logprob": True,
             "logprob_start_len": 2,
-        }  # fmt: skip
+        }
         assert [body["logprob_start_len"] for body in scripted.asked] == [2, 0]
 
 
@@ -203,7 +215,14 @@ def test_addresses(tmp_path):
         assert teacher.address(given).generate == "http://h:1"
     engine = manifests.Engine(url="http://h:3", role="regular", devices=[0], pid=1, host="h")
     endpoint = manifests.Endpoint(
-        router_url="http://h:2", engines=[engine], model="m", engine_name="sglang", engine_version="0", owner_pid=1, owner_host="h", created=0.0
+        router_url="http://h:2",
+        engines=[engine],
+        model="m",
+        engine_name="sglang",
+        engine_version="0",
+        owner_pid=1,
+        owner_host="h",
+        created=0.0,
     )
     manifests.write(tmp_path / "endpoint.json", endpoint)
     assert teacher.address(str(tmp_path / "endpoint.json")) == teacher.Address("http://h:2", "http://h:3")
@@ -212,7 +231,8 @@ def test_addresses(tmp_path):
 
 
 async def test_the_generator_drops_what_has_no_teacher_before_it_is_rewarded():
-    rewarded, dropped = [], {}
+    rewarded = []
+    dropped = {}
 
     async def score_group(samples, args, stops, evaluation):
         rewarded.extend(s.index for s in samples)
@@ -221,8 +241,12 @@ async def test_the_generator_drops_what_has_no_teacher_before_it_is_rewarded():
     async def generate(group, params=None):
         return [[one] for one in group.pending]
 
-    args = types.SimpleNamespace(custom_rm_path=None, custom_generate_function_path=None, dynamic_sampling_filter_path=None)
-    journal = types.SimpleNamespace(finish=lambda samples: None, drop=lambda indices, reason: dropped.update({reason: list(indices)}))
+    args = types.SimpleNamespace(
+        custom_rm_path=None, custom_generate_function_path=None, dynamic_sampling_filter_path=None
+    )
+    journal = types.SimpleNamespace(
+        finish=lambda samples: None, drop=lambda indices, reason: dropped.update({reason: list(indices)})
+    )
     async with serving() as (scripted, asking):
         scripted.replies[:] = [(200, None), (400, "no")]
         generator = Generator(args, None, types.SimpleNamespace(score_group=score_group), teacher=asking)

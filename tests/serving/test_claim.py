@@ -63,7 +63,8 @@ time.sleep(60)
 
 def test_a_copy_of_the_manifest_leads_to_the_same_lock(tmp_path):
     engine = ScriptedEngine(tmp_path)
-    original, copy = tmp_path / "serve" / "endpoint.json", tmp_path / "elsewhere" / "endpoint.json"
+    original = tmp_path / "serve" / "endpoint.json"
+    copy = tmp_path / "elsewhere" / "endpoint.json"
     manifests.write(original, engine.endpoint())  # as an older slime wrote it
     attached = Attached(str(original))
     manifests.write(copy, attached.endpoint)

@@ -35,8 +35,10 @@ def test_ranks_of_an_engine_meet_without_a_server_and_copies_of_the_model_do_not
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     found = engine.rendezvous(("--dtype", "float32"), "/tmp/x")
     assert found == {
-        "GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "lo", "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": "file:///tmp/x/ranks",
-    }  # fmt: skip
+        "GLOO_SOCKET_IFNAME": "eth7",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": "file:///tmp/x/ranks",
+    }
     assert "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE" not in engine.rendezvous(("--dp-size", "2"), "/tmp/x")
 
 
@@ -44,7 +46,8 @@ class Scripted:
     """Stands in for an engine's process, or the router's."""
 
     def __init__(self, spec=None):
-        self.spec, self.stopped = spec, False
+        self.spec = spec
+        self.stopped = False
 
     def stop(self):
         self.stopped = True

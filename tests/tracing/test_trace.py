@@ -37,10 +37,21 @@ def run(tmp_path):
     settings = dict(options={}, origins={}, argv=["train"], hardware={}, attempt=2, created=1e9)
     manifests.write(folder / "run.json", manifests.Run(versions={"sglang": "0.5.16", "torch": "2.11.0"}, **settings))
     fill_journal(folder / "journal.sqlite")
-    lines = [{"stage": "rl", "rollout_id": i, "step": i, "weight_version": i + 1, "seconds": 2.0, "reward_mean": i / 4,
-              "unknown": [1]} for i in range(4)]  # fmt: skip
+    lines = [
+        {
+            "stage": "rl",
+            "rollout_id": i,
+            "step": i,
+            "weight_version": i + 1,
+            "seconds": 2.0,
+            "reward_mean": i / 4,
+            "unknown": [1],
+        }
+        for i in range(4)
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
-    conductor, trainer = Tracer(folder, "conductor"), Tracer(folder, "trainer-0")
+    conductor = Tracer(folder, "conductor")
+    trainer = Tracer(folder, "trainer-0")
     for i in range(2):
         conductor.record("step", 100.0 + 10 * i, 10.0, depth=0, rollout_id=i, stage="rl")
         conductor.record("generate", 100.0 + 10 * i, 4.0, depth=1)
@@ -161,7 +172,8 @@ def nests(events):
         if event["ph"] == "X":
             threads.setdefault((event["pid"], event["tid"]), []).append(event)
     for spans in threads.values():
-        stack, last = [], 0
+        stack = []
+        last = 0
         for span in spans:
             assert span["ts"] >= last >= 0 and span["dur"] >= 0
             last = span["ts"]

@@ -25,7 +25,8 @@ DIM = 8
 
 
 def softmax_attention(q, k, v):
-    """softmax(q k' / sqrt(d)) v of one sequence and one head, each position over itself and those before; [L, d] each."""
+    """softmax(q k' / sqrt(d)) v of one sequence and one head, each position over itself and those before; [L, d]
+    each."""
     scores = (q @ k.T) / DIM**0.5
     later = torch.ones_like(scores, dtype=torch.bool).triu(1)
     return scores.masked_fill(later, -torch.inf).softmax(-1) @ v
@@ -34,24 +35,37 @@ def softmax_attention(q, k, v):
 def naive(q, k, v, lengths):
     """The same over a pack [T, heads, d]: every sequence alone, query head h with key head h // (heads / groups)."""
     share = q.size(1) // k.size(1)
-    out, start = [], 0
+    out = []
+    start = 0
     for n in lengths:
         s = slice(start, start + n)
-        out.append(torch.stack([softmax_attention(q[s, h], k[s, h // share], v[s, h // share]) for h in range(q.size(1))], dim=1))
+        out.append(
+            torch.stack(
+                [softmax_attention(q[s, h], k[s, h // share], v[s, h // share]) for h in range(q.size(1))], dim=1
+            )
+        )
         start += n
     return torch.cat(out).flatten(1)
 
 
 def core(heads: int, groups: int):
     config = TransformerConfig(
-        num_layers=1, hidden_size=heads * DIM, num_attention_heads=heads, num_query_groups=groups, kv_channels=DIM, attention_dropout=0.0
+        num_layers=1,
+        hidden_size=heads * DIM,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        kv_channels=DIM,
+        attention_dropout=0.0,
     )
     return attention.PackedAttention(config, 1, None, "self")
 
 
 def inputs(total, heads, groups):
     generator = torch.Generator().manual_seed(total)
-    return [torch.randn(total, n, DIM, generator=generator, dtype=torch.float64, requires_grad=True) for n in (heads, groups, groups)]
+    return [
+        torch.randn(total, n, DIM, generator=generator, dtype=torch.float64, requires_grad=True)
+        for n in (heads, groups, groups)
+    ]
 
 
 def gap(a, b) -> float:
@@ -59,7 +73,8 @@ def gap(a, b) -> float:
 
 
 def relative_gap(got, want) -> float:
-    """Over several tensors, to the largest number wanted: a sum is off by roundings of its terms, also where it is 0 or small."""
+    """Over several tensors, to the largest number wanted: a sum is off by roundings of its terms, also where it is 0 or
+    small."""
     return max(map(gap, got, want)) / max(float(x.abs().max()) for x in want)
 
 
@@ -76,7 +91,10 @@ def packed(lengths, heads, groups, dtype) -> dict[str, float]:
 
 def unpacked() -> dict[str, float]:
     """[s, b, heads, d] without packing, as Megatron calls it outside of packs."""
-    heads, groups, s, b = 4, 2, 7, 3
+    heads = 4
+    groups = 2
+    s = 7
+    b = 3
     q, k, v = (x.view(b, s, -1, DIM) for x in inputs(b * s, heads, groups))
     want = torch.stack([naive(q[i], k[i], v[i], [s]) for i in range(b)], dim=1)
     got = core(heads, groups)(*(x.transpose(0, 1) for x in (q, k, v)))
@@ -85,9 +103,13 @@ def unpacked() -> dict[str, float]:
 
 def places() -> dict[str, float]:
     """How many tokens are not where the rectangles say, over all shapes; how much padding the worst of them has."""
-    wrong, padding = 0, 0.0
+    wrong = 0
+    padding = 0.0
     rng = random.Random(1)
-    shapes = [*LENGTHS.values(), *([rng.randint(1, 2 ** rng.randint(0, 9)) for _ in range(rng.randint(1, 40))] for _ in range(200))]
+    shapes = [
+        *LENGTHS.values(),
+        *([rng.randint(1, 2 ** rng.randint(0, 9)) for _ in range(rng.randint(1, 40))] for _ in range(200)),
+    ]
     for lengths in shapes:
         shape = packs.rectangles(lengths)
         flat = torch.cat([g.flatten() for g in shape.queries])
@@ -95,7 +117,9 @@ def places() -> dict[str, float]:
         wrong += len(shape.scatter_T) - len(shape.scatter_T.unique())
         rows = sorted(tuple(row.tolist()) for g in shape.queries for row in g)
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        for row, (start, n) in zip(rows, sorted(zip(starts, lengths))) if rows and len(rows) == len(lengths) else [((), (0, -1))]:
+        for row, (start, n) in (
+            zip(rows, sorted(zip(starts, lengths))) if rows and len(rows) == len(lengths) else [((), (0, -1))]
+        ):
             wrong += row[:n] != tuple(range(start, start + n))
         padding = max(padding, len(flat) / sum(lengths))
     return {"wrong": wrong, "padding": padding}
@@ -103,7 +127,8 @@ def places() -> dict[str, float]:
 
 def zigzag(lengths, size) -> dict[str, float]:
     """Every context parallel rank's part of a pack in turn, over keys and values as a gather gives them."""
-    heads, groups = 4, 2
+    heads = 4
+    groups = 2
     whole = inputs(sum(lengths), heads, groups)
     weight = torch.randn(sum(lengths), heads * DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     want = naive(*whole, lengths)
@@ -116,18 +141,25 @@ def zigzag(lengths, size) -> dict[str, float]:
         real_T = place_T < torch.tensor(lengths)[owner_T]
         held.append((torch.where(real_T, starts[owner_T] + place_T, 0), real_T))
     q, k, v = ([torch.where(real_T[:, None, None], x[at_T], 1e3) for at_T, real_T in held] for x in whole)
-    seen, loss, worst = [], 0.0, 0.0
+    seen = []
+    loss = 0.0
+    worst = 0.0
     for cut, own, (at_T, real_T) in zip(cuts, q, held):
-        got = core(heads, groups)(own, torch.cat(k), torch.cat(v), packed_seq_params=packs.pack(lengths, torch.device("cpu"), cut))
+        got = core(heads, groups)(
+            own, torch.cat(k), torch.cat(v), packed_seq_params=packs.pack(lengths, torch.device("cpu"), cut)
+        )
         worst = max(worst, gap(got[real_T], want[at_T[real_T]]))
         loss = loss + (got[real_T] * weight[at_T[real_T]]).sum()
         seen += at_T[real_T].tolist()
     gradients = torch.autograd.grad(loss, whole)
     shares = [int(real_T.sum()) for _, real_T in held]
     return {
-        "out": worst, "gradient": max(gap(a, b) for a, b in zip(gradients, want_gradients)),
-        "not_once": float(sorted(seen) != list(range(sum(lengths)))), "uneven": float(max(map(len, q)) - min(map(len, q))), "shares": max(shares),
-    }  # fmt: skip
+        "out": worst,
+        "gradient": max(gap(a, b) for a, b in zip(gradients, want_gradients)),
+        "not_once": float(sorted(seen) != list(range(sum(lengths)))),
+        "uneven": float(max(map(len, q)) - min(map(len, q))),
+        "shares": max(shares),
+    }
 
 
 def isolation() -> dict[str, float]:
@@ -136,7 +168,8 @@ def isolation() -> dict[str, float]:
     q, k, v = (x.detach() for x in inputs(sum(lengths), 4, 2))
     pack = packs.pack(lengths, torch.device("cpu"))
     before = core(4, 2)(q, k, v, packed_seq_params=pack)
-    worst, start = 0.0, 0
+    worst = 0.0
+    start = 0
     for n in lengths:
         own = torch.zeros(sum(lengths), dtype=torch.bool)
         own[start : start + n] = True
@@ -148,7 +181,11 @@ def isolation() -> dict[str, float]:
 
 def everything() -> dict[str, dict[str, float]]:
     out = {"unpacked": unpacked(), "places": places(), "isolation": isolation()}
-    out |= {f"zigzag-{name}-{size}": zigzag(LENGTHS[name], size) for name in ("one", "ragged", "long_and_short", "many") for size in (2, 3, 4)}
+    out |= {
+        f"zigzag-{name}-{size}": zigzag(LENGTHS[name], size)
+        for name in ("one", "ragged", "long_and_short", "many")
+        for size in (2, 3, 4)
+    }
     return out | every_pack()
 
 
@@ -163,7 +200,8 @@ def every_pack() -> dict[str, dict[str, float]]:
 
 def log_probs() -> dict[str, dict[str, float]]:
     """Over this rank's slice of the vocabulary, against log_softmax in float64 over the whole of it."""
-    tp, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    tp = mpu.get_tensor_model_parallel_world_size()
+    rank = mpu.get_tensor_model_parallel_rank()
     generator = torch.Generator().manual_seed(0)
     whole_TV = torch.randn(23, 64, generator=generator, dtype=torch.float64) * 6
     whole_TV[3] = 40.0  # equal logits, and far from zero
@@ -172,7 +210,9 @@ def log_probs() -> dict[str, dict[str, float]]:
     weight_T = torch.randn(23, generator=generator, dtype=torch.float64)
     keep_TV = (torch.rand(23, 64, generator=generator) < 0.1).scatter(1, targets_T[:, None], True)
     keep_TV[5] = torch.arange(64) == targets_T[5]  # a slice of the vocabulary in which nothing stays
-    ruled_out_TV = (torch.rand(23, 64, generator=generator) < 0.3) & ~keep_TV  # by the model itself, with logits of -inf
+    ruled_out_TV = (
+        torch.rand(23, 64, generator=generator) < 0.3
+    ) & ~keep_TV  # by the model itself, with logits of -inf
     mine = slice(rank * 64 // tp, (rank + 1) * 64 // tp)
     out = {}
     for temperature in (1.0, 0.7, 1.5):
@@ -182,9 +222,11 @@ def log_probs() -> dict[str, dict[str, float]]:
         left_TV = (exact_TV / temperature).masked_fill(ruled_out_TV, -torch.inf).log_softmax(-1)
         left_TV = torch.where(ruled_out_TV, 0, left_TV)
         wanted = {
-            "log_probs": log_p_TV[torch.arange(23), targets_T], "cut": cut_T, "entropy": -(log_p_TV.exp() * log_p_TV).sum(-1),
+            "log_probs": log_p_TV[torch.arange(23), targets_T],
+            "cut": cut_T,
+            "entropy": -(log_p_TV.exp() * log_p_TV).sum(-1),
             "entropy_left": -(left_TV.exp() * left_TV).sum(-1),
-        }  # fmt: skip
+        }
         for name, want_T in wanted.items():
             given_TV = whole_TV.masked_fill(ruled_out_TV, -torch.inf) if name == "entropy_left" else whole_TV
             logits_TV = given_TV[:, mine].float().contiguous().requires_grad_()

@@ -1,4 +1,5 @@
-"""Checkpoints beyond a plain resume: from one layout into another, written while training goes on, of an optimizer without
+"""Checkpoints beyond a plain resume: from one layout into another, written while training goes on, of an optimizer
+without
 moments. Runs on every rank of a layout, beside ``layout_cases.py``."""
 
 import collections
@@ -53,8 +54,11 @@ def reshard(session: Session) -> dict:
         exported = dict(session.bridge("tied").export(trainer.policy.model))
         (theirs,) = [k["metrics"] for k in kept if k["metrics"][0]]
         out[layout] = {
-            "iteration": iteration, "metrics": metrics, "their_metrics": theirs, "weights_gap": gap(exported, kept[0]["exported"]),
-        }  # fmt: skip
+            "iteration": iteration,
+            "metrics": metrics,
+            "their_metrics": theirs,
+            "weights_gap": gap(exported, kept[0]["exported"]),
+        }
     return out
 
 
@@ -73,10 +77,18 @@ def refusals(session: Session) -> dict[str, str]:
     distributed = checkpoints.folder(session.folder / "dp2_distributed_checkpoints", 2)
     stateless = dataclasses.replace(CHECKPOINTED, use_stateless_adam=True)
     found = {
-        "no_save_optim": _refused(lambda: session.trainer("tied", CHECKPOINTED, [], load=False).load(path, weights_only=False)),
-        "distributed": _refused(lambda: session.trainer("tied", CHECKPOINTED, [], load=False).load(distributed, weights_only=False)),
+        "no_save_optim": _refused(
+            lambda: session.trainer("tied", CHECKPOINTED, [], load=False).load(path, weights_only=False)
+        ),
+        "distributed": _refused(
+            lambda: session.trainer("tied", CHECKPOINTED, [], load=False).load(distributed, weights_only=False)
+        ),
         "cut": _refused(lambda: session.trainer("tied", CHECKPOINTED, [], load=False).load(cut, weights_only=False)),
-        "layout": _refused(lambda: checkpoint._check_layout(_sizes(1), _sizes(2), {"distrib_optim_sharding_type": "dp_reshardable"}, path)),
+        "layout": _refused(
+            lambda: checkpoint._check_layout(
+                _sizes(1), _sizes(2), {"distrib_optim_sharding_type": "dp_reshardable"}, path
+            )
+        ),
         "offload": _refused(lambda: session.trainer("tied", stateless, ["--optimizer-cpu-offload"])),
     }
     weights_alone = session.trainer("tied", CHECKPOINTED, [], load=False)
@@ -98,7 +110,9 @@ def _refused(attempt) -> str:
 
 def resharded_stateless(session: Session) -> dict:
     """Without moments the distributed optimizer's checkpoint fits other data parallel sizes."""
-    trainer = session.trainer("tied", dataclasses.replace(CHECKPOINTED, use_stateless_adam=True), DISTRIBUTED, load=False)
+    trainer = session.trainer(
+        "tied", dataclasses.replace(CHECKPOINTED, use_stateless_adam=True), DISTRIBUTED, load=False
+    )
     trainer.load(checkpoints.folder(session.folder / "dp2_distributed_stateless", 2), weights_only=False)
     return {"metrics": trainer.train(global_batch())}
 
@@ -107,17 +121,24 @@ def recomputed(session: Session) -> dict[str, dict[str, int]]:
     """How often the first layer and its core attention were called in one rollout: flags -> part -> calls."""
     out = {}
     for name, flags in {"plain": [], "full": RECOMPUTE, "selective": SELECTIVE}.items():
-        trainer, calls = session.trainer("tied", GRPO, flags), collections.Counter()
+        trainer = session.trainer("tied", GRPO, flags)
+        calls = collections.Counter()
         layer = dict(trainer.policy.model[0].named_modules())["module.decoder.layers.0"]
         layer.register_forward_hook(lambda *_, calls=calls: calls.update(["layer"]))
-        layer.self_attention.core_attention.register_forward_hook(lambda *_, calls=calls: calls.update(["core_attention"]))
+        layer.self_attention.core_attention.register_forward_hook(
+            lambda *_, calls=calls: calls.update(["core_attention"])
+        )
         trainer.train(global_batch())
         out[name] = dict(calls)
     return out
 
 
 def after_the_layouts(session: Session) -> dict:
-    return {"reshard": reshard(session), "refusals": refusals(session), "resharded_stateless": resharded_stateless(session)}
+    return {
+        "reshard": reshard(session),
+        "refusals": refusals(session),
+        "resharded_stateless": resharded_stateless(session),
+    }
 
 
 def everything(session: Session) -> dict:
@@ -128,15 +149,18 @@ def everything(session: Session) -> dict:
 
 def saved_while_training(session: Session) -> dict:
     """With --async-save the files are written only after steps 3 and 4 were taken, and hold step 2 to the last bit."""
-    flags, root = ["--async-save"], session.folder / f"{session.layout}_async"
+    flags = ["--async-save"]
+    root = session.folder / f"{session.layout}_async"
     root.mkdir(exist_ok=True)
     trainer = session.trainer("tied", PPO, flags)
     for _ in range(2):
         trainer.train(global_batch())
     with _disk_that_waits_for(root / "go"):
         path = trainer.save(str(root), MANIFEST)
-    at_two, complete = weights(trainer), [checkpoints.damage(path)]
-    polls, metrics = [trainer.saved(wait=False)], [trainer.train(global_batch()) for _ in range(2)]
+    at_two = weights(trainer)
+    complete = [checkpoints.damage(path)]
+    polls = [trainer.saved(wait=False)]
+    metrics = [trainer.train(global_batch()) for _ in range(2)]
     complete.append(checkpoints.damage(path))
     at_four = weights(trainer)
     (root / "go").touch()
@@ -154,7 +178,8 @@ def saved_while_training(session: Session) -> dict:
 @contextlib.contextmanager
 def _disk_that_waits_for(file):
     """Writers that are forked in here write nothing before ``file`` is there; their parent goes on."""
-    parent, write = os.getpid(), filesystem_async._write_item
+    parent = os.getpid()
+    write = filesystem_async._write_item
 
     @functools.wraps(write)
     def late(*args, **kwargs):
@@ -172,16 +197,25 @@ def _disk_that_waits_for(file):
 def stateless(session: Session) -> dict:
     """Three rollouts without moments: metrics, what the optimizer holds, and a resume after the second one."""
     settings = dataclasses.replace(CHECKPOINTED, use_stateless_adam=True)
-    trainer, root = session.trainer("tied", settings, []), session.folder / f"{session.layout}_stateless"
+    trainer = session.trainer("tied", settings, [])
+    root = session.folder / f"{session.layout}_stateless"
     root.mkdir(exist_ok=True)
     metrics = [trainer.train(global_batch()) for _ in range(2)]
     path = trainer.save(str(root), MANIFEST)
     metrics.append(trainer.train(global_batch()))
-    held = sum(t.numel() for inner in checkpoint.inner_optimizers(trainer.policy.optimizer) for s in inner.optimizer.state.values() for t in s.values())
+    held = sum(
+        t.numel()
+        for inner in checkpoint.inner_optimizers(trainer.policy.optimizer)
+        for s in inner.optimizer.state.values()
+        for t in s.values()
+    )
     resumed = session.trainer("tied", settings, [], load=False)
     resumed.load(str(path), weights_only=False)
     again = resumed.train(global_batch())
     return {
-        "metrics": metrics, "held": held, "tensors": len(list(trainer.policy.parameters())), "metrics_equal": again == metrics[-1],
+        "metrics": metrics,
+        "held": held,
+        "tensors": len(list(trainer.policy.parameters())),
+        "metrics_equal": again == metrics[-1],
         "differing": differing(weights(trainer), weights(resumed)),
-    }  # fmt: skip
+    }

@@ -1,4 +1,5 @@
-"""The layouts' jobs take minutes and a core or two: they begin with the session, beside the tests that mostly wait for engines."""
+"""The layouts' jobs take minutes and a core or two: they begin with the session, beside the tests that mostly wait for
+engines."""
 
 import pathlib
 import sys
@@ -10,5 +11,7 @@ import layout_launch  # noqa: E402
 
 
 def pytest_collection_finish(session):
-    if not session.config.option.collectonly and any("layout_launch" in vars(item.module) for item in session.items if hasattr(item, "module")):
+    if not session.config.option.collectonly and any(
+        "layout_launch" in vars(item.module) for item in session.items if hasattr(item, "module")
+    ):
         layout_launch.start()

@@ -1,6 +1,7 @@
 """What every layout runs: bridge round trips, training steps, checkpoints. Runs in ``layout_worker.py``, on every rank.
 
-One fixed global batch with all that could go wrong in it, two checkpoints (tied and untied) and a reference policy, made by
+One fixed global batch with all that could go wrong in it, two checkpoints (tied and untied) and a reference policy,
+made by
 :func:`make` with transformers, which also takes the first step in float64 with nothing but autograd.
 """
 
@@ -27,16 +28,25 @@ from slime_cli.training.trainer import Trainer
 from slime_cli.weights import architecture
 from slime_cli.weights.bridge import Bridge
 
-SAMPLES, VOCABULARY = 16, 96
+SAMPLES = 16
+VOCABULARY = 96
 GRPO = Settings(
-    max_tokens=1024, use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="low_var_kl", entropy_coef=0.01, eps_clip=0.05, eps_clip_high=0.1
+    max_tokens=1024,
+    use_kl_loss=True,
+    kl_loss_coef=0.1,
+    kl_loss_type="low_var_kl",
+    entropy_coef=0.01,
+    eps_clip=0.05,
+    eps_clip_high=0.1,
 )
 PER_TOKEN = ["--calculate-per-token-loss"]
 RECOMPUTE = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
 SELECTIVE = ["--recompute-granularity", "selective"]
 OFF = dataclasses.replace(GRPO, use_rollout_logprobs=True, use_unbiased_kl=True, kl_loss_type="k3", eps_clip_c=1.5)
 """The engine's log-probabilities are the old ones, so ratios are far from 1."""
-REWARD_KL = Settings(max_tokens=1024, kl_coef=0.05, kl_loss_type="k1", normalize_advantages=True, eps_clip=0.05, eps_clip_high=0.1)
+REWARD_KL = Settings(
+    max_tokens=1024, kl_coef=0.05, kl_loss_type="k1", normalize_advantages=True, eps_clip=0.05, eps_clip_high=0.1
+)
 PLAIN = {"normalize_advantages": False, "value_clip": 0.05}
 SMALL = 64
 """A cap that makes many packs of the batch, where 1024 makes one."""
@@ -51,31 +61,62 @@ CASES = {
     "sft": ("untied", Settings(loss_type="sft_loss", max_tokens=1024), [], "batch"),
     "grpo_recomputed": ("tied", GRPO, RECOMPUTE, "batch"),
     "gspo": ("tied", dataclasses.replace(OFF, advantage_estimator="gspo", use_opsm=True, opsm_delta=0.05), [], "batch"),
-    "cispo": ("untied", dataclasses.replace(OFF, advantage_estimator="cispo", eps_clip=0.3, eps_clip_high=0.3), [], "batch"),
-    "reinforce_plus_plus": ("tied", dataclasses.replace(REWARD_KL, advantage_estimator="reinforce_plus_plus", gamma=0.95), [], "batch"),
+    "cispo": (
+        "untied",
+        dataclasses.replace(OFF, advantage_estimator="cispo", eps_clip=0.3, eps_clip_high=0.3),
+        [],
+        "batch",
+    ),
+    "reinforce_plus_plus": (
+        "tied",
+        dataclasses.replace(REWARD_KL, advantage_estimator="reinforce_plus_plus", gamma=0.95),
+        [],
+        "batch",
+    ),
     "reinforce_plus_plus_baseline": (
         "untied",
         dataclasses.replace(
-            REWARD_KL, advantage_estimator="reinforce_plus_plus_baseline", use_tis=True, tis_level="geometric", use_rs=True,
-            rs_lower_bound=0.1, rs_upper_bound=3.0, tis_batch_normalize=True,
+            REWARD_KL,
+            advantage_estimator="reinforce_plus_plus_baseline",
+            use_tis=True,
+            tis_level="geometric",
+            use_rs=True,
+            rs_lower_bound=0.1,
+            rs_upper_bound=3.0,
+            tis_batch_normalize=True,
         ),
         [],
         "batch",
     ),
-    "ppo": ("tied", dataclasses.replace(REWARD_KL, advantage_estimator="ppo", lambd=0.9, num_steps_per_rollout=2, **PLAIN), [], "batch"),
-}  # fmt: skip
+    "ppo": (
+        "tied",
+        dataclasses.replace(REWARD_KL, advantage_estimator="ppo", lambd=0.9, num_steps_per_rollout=2, **PLAIN),
+        [],
+        "batch",
+    ),
+}
 """Name -> (checkpoint, settings, Megatron flags, which batch), run in every layout."""
 MORE = {
     "grpo_static": ("tied", dataclasses.replace(GRPO, max_tokens=None), ["--micro-batch-size", "2"], "batch"),
     "grpo_fanned_out": ("untied", GRPO, [], "fanned_out"),
     "grpo_fanned_out_two_steps": ("untied", dataclasses.replace(GRPO, num_steps_per_rollout=2), [], "fanned_out"),
-    "grpo_fanned_out_two_steps_balanced": ("untied", dataclasses.replace(BALANCED, num_steps_per_rollout=2), [], "fanned_out"),
+    "grpo_fanned_out_two_steps_balanced": (
+        "untied",
+        dataclasses.replace(BALANCED, num_steps_per_rollout=2),
+        [],
+        "fanned_out",
+    ),
     "grpo_recomputed_selectively": ("tied", GRPO, SELECTIVE, "batch"),
     "grpo_oversize_isolated": ("tied", dataclasses.replace(GRPO, max_tokens=20), [], "batch"),
     "grpo_per_token_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=SMALL), PER_TOKEN, "batch"),
     "grpo_chunks_of_a_row": ("tied", dataclasses.replace(GRPO, log_probs_chunk_size=1), [], "batch"),
     "grpo_rollout_log_probs": ("untied", dataclasses.replace(GRPO, use_rollout_logprobs=True), [], "batch"),
-    "grpo_rollout_log_probs_nan_where_masked": ("untied", dataclasses.replace(GRPO, use_rollout_logprobs=True), [], "poisoned"),
+    "grpo_rollout_log_probs_nan_where_masked": (
+        "untied",
+        dataclasses.replace(GRPO, use_rollout_logprobs=True),
+        [],
+        "poisoned",
+    ),
     "sft_packed_small": ("untied", Settings(loss_type="sft_loss", max_tokens=SMALL), [], "batch"),
     **{
         f"{case}_packed_small": (name, dataclasses.replace(settings, max_tokens=SMALL), flags, which)
@@ -92,7 +133,8 @@ REFERENCES = ("grpo", "grpo_per_token", "grpo_untied", "grpo_rollout_log_probs",
 def global_batch(poisoned: bool = False) -> TrainBatch:
     """Groups of 4, ragged; a fifth of the tokens masked, two samples wholly, two samples without a response."""
     rng = np.random.default_rng(7)
-    prompts, responses = rng.integers(1, 21, SAMPLES), rng.integers(1, 25, SAMPLES)
+    prompts = rng.integers(1, 21, SAMPLES)
+    responses = rng.integers(1, 25, SAMPLES)
     responses[[9, SAMPLES - 1]] = 0  # the last one too: its place is the end of the columns
     prompts[3], responses[3] = 1, 1
     lengths = prompts + responses
@@ -106,14 +148,21 @@ def global_batch(poisoned: bool = False) -> TrainBatch:
     if poisoned:
         log_probs[mask == 0] = rng.choice([np.nan, np.inf, -np.inf], int((mask == 0).sum()))
     return TrainBatch(
-        sample_index_N=np.arange(SAMPLES), group_index_N=np.arange(SAMPLES) // 4, lengths_N=lengths, response_lengths_N=responses,
-        rewards_N=rewards, truncated_N=np.zeros(SAMPLES, bool), tokens_T=tokens,
-        loss_mask_R=mask, rollout_log_probs_R=log_probs,
-    )  # fmt: skip
+        sample_index_N=np.arange(SAMPLES),
+        group_index_N=np.arange(SAMPLES) // 4,
+        lengths_N=lengths,
+        response_lengths_N=responses,
+        rewards_N=rewards,
+        truncated_N=np.zeros(SAMPLES, bool),
+        tokens_T=tokens,
+        loss_mask_R=mask,
+        rollout_log_probs_R=log_probs,
+    )
 
 
 def fanned_out() -> TrainBatch:
-    """The same samples, of executions that fanned out: alone, in pairs, in threes, a wholly masked sibling, siblings apart."""
+    """The same samples, of executions that fanned out: alone, in pairs, in threes, a wholly masked sibling, siblings
+    apart."""
     executions = np.array([0, 0, 1, 2, 4, 4, 4, 5, 9, 8, 8, 8, 12, 13, 12, 13])
     return dataclasses.replace(global_batch(), sample_index_N=executions)
 
@@ -126,14 +175,31 @@ def batch_of(which: str) -> TrainBatch:
 
 
 def make(folder: pathlib.Path) -> dict:
-    """Checkpoints ``tied``, ``untied`` and a reference policy for each; transformers' logits; the first step in float64."""
-    for seed, (name, tied) in enumerate([("tied", True), ("untied", False), ("tied_reference", True), ("untied_reference", False)]):
+    """Checkpoints ``tied``, ``untied`` and a reference policy for each; transformers' logits; the first step in
+    float64."""
+    for seed, (name, tied) in enumerate(
+        [("tied", True), ("untied", False), ("tied_reference", True), ("untied_reference", False)]
+    ):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(Qwen3Config(
-            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=32, max_position_embeddings=256, rope_theta=1e6, tie_word_embeddings=tied, initializer_range=0.08, dtype="float32",
-            eos_token_id=1, bos_token_id=None, pad_token_id=None,
-        ))  # fmt: skip
+        model = Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=VOCABULARY,
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=4,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=32,
+                max_position_embeddings=256,
+                rope_theta=1e6,
+                tie_word_embeddings=tied,
+                initializer_range=0.08,
+                dtype="float32",
+                eos_token_id=1,
+                bos_token_id=None,
+                pad_token_id=None,
+            )
+        )
         with torch.no_grad():
             for key, parameter in model.named_parameters():
                 if "norm" in key:  # all ones would hide a norm put in another's place
@@ -142,25 +208,34 @@ def make(folder: pathlib.Path) -> dict:
     for name in ("tied", "untied"):
         model = Qwen3ForCausalLM.from_pretrained(folder / name, attn_implementation="eager")
         with torch.no_grad():
-            torch.save(torch.cat([response_logits(model, row) for row in rows(global_batch())]), folder / f"{name}.logits")
+            torch.save(
+                torch.cat([response_logits(model, row) for row in rows(global_batch())]), folder / f"{name}.logits"
+            )
     return {case: first_step(folder, case) for case in REFERENCES}
 
 
 def rows(batch: TrainBatch) -> list[dict]:
     """The batch sample by sample, by plain slicing."""
-    out, t, r = [], 0, 0
+    out = []
+    t = 0
+    r = 0
     for n, m in zip(batch.lengths_N.tolist(), batch.response_lengths_N.tolist()):
-        out.append({
-            "tokens": torch.tensor(batch.tokens_T[t : t + n]), "response": m,
-            "mask": torch.tensor(batch.loss_mask_R[r : r + m]).bool(),
-            "rollout": torch.tensor(batch.rollout_log_probs_R[r : r + m]).double(),
-        })  # fmt: skip
-        t, r = t + n, r + m
+        out.append(
+            {
+                "tokens": torch.tensor(batch.tokens_T[t : t + n]),
+                "response": m,
+                "mask": torch.tensor(batch.loss_mask_R[r : r + m]).bool(),
+                "rollout": torch.tensor(batch.rollout_log_probs_R[r : r + m]).double(),
+            }
+        )
+        t = t + n
+        r = r + m
     return out
 
 
 def response_logits(model, row):
-    n, m = len(row["tokens"]), row["response"]
+    n = len(row["tokens"])
+    m = row["response"]
     return model(row["tokens"][None]).logits[0, n - m - 1 : n - 1]
 
 
@@ -168,18 +243,24 @@ def first_step(folder: pathlib.Path, case: str) -> dict[str, float]:
     """Loss, its parts and the gradient norm of the first step, in float64, one sequence at a time."""
     name, s, flags, which = (CASES | MORE)[case]
     batch = batch_of(which)
-    trained = collections.Counter(np.repeat(batch.sample_index_N, batch.response_lengths_N)[batch.loss_mask_R == 1].tolist())
+    trained = collections.Counter(
+        np.repeat(batch.sample_index_N, batch.response_lengths_N)[batch.loss_mask_R == 1].tolist()
+    )
     executions = len(set(batch.sample_index_N.tolist()))
 
     def load(which):
         return Qwen3ForCausalLM.from_pretrained(folder / which, attn_implementation="eager").double()
 
-    policy, reference = load(name), load(f"{name}_reference")
+    policy = load(name)
+    reference = load(f"{name}_reference")
     advantages_N = advantages.grpo(batch.rewards_N, batch.group_index_N, batch.sample_index_N).tolist()
     tokens = int(batch.loss_mask_R.sum())
-    sums, entropies, total = {"pg_loss": 0.0, "kl_loss": 0.0}, 0.0, 0.0
+    sums = {"pg_loss": 0.0, "kl_loss": 0.0}
+    entropies = 0.0
+    total = 0.0
     for row, advantage, execution in zip(rows(batch), advantages_N, batch.sample_index_N.tolist()):
-        targets, mask = row["tokens"][len(row["tokens"]) - row["response"] :], row["mask"]
+        targets = row["tokens"][len(row["tokens"]) - row["response"] :]
+        mask = row["mask"]
         if not mask.any():
             continue
         log_p = response_logits(policy, row).log_softmax(-1)
@@ -210,7 +291,18 @@ def first_step(folder: pathlib.Path, case: str) -> dict[str, float]:
 
 def argv(device, hf: pathlib.Path, flags: list[str]) -> list[str]:
     model = architecture.argv(architecture.megatron_args(architecture.read_config(str(hf))))
-    own = ["--global-batch-size", str(SAMPLES), "--lr", "1e-3", "--min-lr", "1e-3", "--clip-grad", "1.0", "--weight-decay", "0.1"]
+    own = [
+        "--global-batch-size",
+        str(SAMPLES),
+        "--lr",
+        "1e-3",
+        "--min-lr",
+        "1e-3",
+        "--clip-grad",
+        "1.0",
+        "--weight-decay",
+        "0.1",
+    ]
     own += ["--adam-eps", str(rounding.ADAM_EPSILON)]
     return megatron.always(device, transformer_engine=False) + model + own + flags
 
@@ -254,8 +346,10 @@ def steps(session: Session, only: tuple[str, ...] = ()) -> dict[str, list]:
 
 
 def rounded(session: Session) -> list[dict]:
-    """Metrics of four rollouts, as :func:`save` takes them, from weights that were each moved by at most one rounding."""
-    trainer, generator = session.trainer("tied", CHECKPOINTED, []), torch.Generator().manual_seed(0)
+    """Metrics of four rollouts, as :func:`save` takes them, from weights that were each moved by at most one
+    rounding."""
+    trainer = session.trainer("tied", CHECKPOINTED, [])
+    generator = torch.Generator().manual_seed(0)
     for _, tensor in trainer.policy.parameters():
         tensor.mul_(1 + rounding.EPSILON["float32"] * (2 * torch.rand(tensor.shape, generator=generator) - 1))
     trainer.policy.optimizer.reload_model_params()
@@ -272,9 +366,12 @@ def bridges(session: Session) -> dict[str, dict]:
         got = {key: tensor.clone() for key, tensor in session.bridge(name).export(trainer.policy.model)}
         gaps = [float((got[k] - want[k]).abs().max()) for k in want if k in got and got[k].shape == want[k].shape]
         out[name] = {
-            "missing": sorted(set(want) - set(got)), "extra": sorted(set(got) - set(want)), "exact": len(gaps), "largest": max(gaps),
+            "missing": sorted(set(want) - set(got)),
+            "extra": sorted(set(got) - set(want)),
+            "exact": len(gaps),
+            "largest": max(gaps),
             "logits": logits_gap(session, trainer, name),
-        }  # fmt: skip
+        }
     return out
 
 
@@ -297,9 +394,17 @@ def logits_gap(session: Session, trainer: Trainer, name: str) -> float | None:
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 MANIFEST = manifests.Checkpoint(
-    format="torch_dist", source="test", source_hashes={}, architecture="Qwen3ForCausalLM", megatron_args={}, tokenizer_hash="",
-    chat_template_hash="", iteration=2, dtype="float32", layout={},
-)  # fmt: skip
+    format="torch_dist",
+    source="test",
+    source_hashes={},
+    architecture="Qwen3ForCausalLM",
+    megatron_args={},
+    tokenizer_hash="",
+    chat_template_hash="",
+    iteration=2,
+    dtype="float32",
+    layout={},
+)
 CHECKPOINTED = dataclasses.replace(GRPO, max_tokens=64)
 
 
@@ -309,7 +414,8 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def save(session: Session) -> dict:
     """Steps 1 and 2, a checkpoint, steps 3 and 4, all kept for :func:`resume` and for other layouts to compare with."""
-    trainer, root = session.trainer("tied", CHECKPOINTED, []), session.folder / f"{session.layout}_checkpoints"
+    trainer = session.trainer("tied", CHECKPOINTED, [])
+    root = session.folder / f"{session.layout}_checkpoints"
     root.mkdir(exist_ok=True)
     for _ in range(2):
         trainer.train(global_batch())
@@ -349,14 +455,19 @@ def resume(session: Session) -> dict:
     out["differing_beside_a_teacher"] = differing(before, weights(untouched))
     with untouched.policy.as_kept("teacher"):
         out["differing_teacher"] = differing(weights(untouched), kept["at_two"])
-    out["first_step_beside_a_teacher_equal"] = untouched.train(global_batch()) == session.trainer("tied", CHECKPOINTED, []).train(global_batch())
+    out["first_step_beside_a_teacher_equal"] = untouched.train(global_batch()) == session.trainer(
+        "tied", CHECKPOINTED, []
+    ).train(global_batch())
 
     # A fresh optimizer's first step is the one that those weights take in an optimizer which never saw the checkpoint.
     other = session.trainer("tied", CHECKPOINTED, [], load=False)
     for name, tensor in other.policy.parameters():
         tensor.copy_(kept["at_two"][name])
     other.policy.optimizer.reload_model_params()
-    first, second = fresh.train(global_batch()), other.train(global_batch())
+    first = fresh.train(global_batch())
+    second = other.train(global_batch())
     out["weights_only_first_step_equal"] = first == second and differing(weights(fresh), weights(other)) == 0
-    out["weights_only_is_not_a_resume"] = differing(weights(fresh), kept["at_four"]) > 0 and fresh.policy.scheduler.num_steps == SAMPLES
+    out["weights_only_is_not_a_resume"] = (
+        differing(weights(fresh), kept["at_four"]) > 0 and fresh.policy.scheduler.num_steps == SAMPLES
+    )
     return out

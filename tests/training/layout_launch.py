@@ -19,25 +19,46 @@ OF_EXPERTS = ("ep2", "tp2_ep2", "cp2_ep2", "pp2_ep2")
 OVER_FOUR = ("grpo", "grpo_recomputed", "grpo_per_token", "gspo", "ppo")
 """Cases of ``layout_cases.CASES`` that layouts of four ranks run: two cores take their time for those."""
 IN_DENSE_LAYOUTS = ("moe_grpo", "latent_rollout_replay_recomputed")
-IN_LAYOUTS_OF_EXPERTS = ("moe_grpo", "moe_grpo_per_token", "moe_ppo_packed_small", "latent_grpo", "moe_replay_recomputed", IN_DENSE_LAYOUTS[1])
+IN_LAYOUTS_OF_EXPERTS = (
+    "moe_grpo",
+    "moe_grpo_per_token",
+    "moe_ppo_packed_small",
+    "latent_grpo",
+    "moe_replay_recomputed",
+    IN_DENSE_LAYOUTS[1],
+)
 """Cases of ``moe_cases.CASES``; one process runs all."""
 POLICY = {
     "single": (
-        "frozen", "forgotten", "hooked", "taught", "endpoint", "old_actor", "user_weights", "nucleus", "critic", "missing", "far_out",
+        "frozen",
+        "forgotten",
+        "hooked",
+        "taught",
+        "endpoint",
+        "old_actor",
+        "user_weights",
+        "nucleus",
+        "critic",
+        "missing",
+        "far_out",
         "not_finite",
     ),
     "dp2": ("forgotten", "endpoint", "user_weights", "critic", "not_finite"),
     "tp2": ("frozen", "hooked", "old_actor", "nucleus", "critic"),
-}  # fmt: skip
+}
 """Layout -> functions of ``policy_cases.py`` that it runs."""
 SAVING = ("single", "dp2_distributed")
 OTHER = "single:other"
 """One process again, some cases, in :data:`OTHER_PROCESSOR`."""
 OTHER_PROCESSOR = {
-    "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2",
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "MKL_CBWR": "COMPATIBLE",
+    "OMP_NUM_THREADS": "2",
     "OMP_WAIT_POLICY": "PASSIVE",
-}  # fmt: skip
-"""What makes torch, oneDNN and MKL compute as on the oldest processor that they run on, in another number of threads (which do
+}
+"""What makes torch, oneDNN and MKL compute as on the oldest processor that they run on, in another number of threads
+(which do
 not take cores from the tests beside them while they wait)."""
 IN_OTHER = ("grpo", "grpo_per_token", "grpo_packed_small", "sft", "gspo", "ppo")
 JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING), "single:reshard", OTHER)
@@ -54,9 +75,12 @@ def start() -> tuple[pathlib.Path, subprocess.Popen]:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="slime-layouts-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     environment = os.environ | {
-        "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
+    }
     with open(folder / "log", "w") as log:
         command = [sys.executable, str(WORKER), str(folder), *JOBS]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)

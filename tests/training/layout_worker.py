@@ -1,7 +1,9 @@
 """The process behind the layout, attention and bridge tests: imports Megatron once, then forks the ranks of every job.
 
-``python layout_worker.py FOLDER JOB...`` (see ``layout_launch.py``). Importing Megatron and megatron-bridge takes far longer
-than all the steps of these tests, and a forked child is as fresh as a new process as far as torch.distributed and Megatron
+``python layout_worker.py FOLDER JOB...`` (see ``layout_launch.py``). Importing Megatron and megatron-bridge takes far
+longer
+than all the steps of these tests, and a forked child is as fresh as a new process as far as torch.distributed and
+Megatron
 go: its parent never initialises either. A job is a layout; each of its ranks leaves ``FOLDER/JOB.RANK.json``.
 """
 
@@ -67,10 +69,13 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
     session = layout_cases.Session(folder, layout, flags, rank, world_size, DEVICE)
     if job == OTHER:
         return {
-            "attention": attention_cases.every_pack(), "log_probs": attention_cases.log_probs(), "bridge": layout_cases.bridges(session),
-            "steps": layout_cases.steps(session, IN_OTHER), "threads": torch.get_num_threads(),
+            "attention": attention_cases.every_pack(),
+            "log_probs": attention_cases.log_probs(),
+            "bridge": layout_cases.bridges(session),
+            "steps": layout_cases.steps(session, IN_OTHER),
+            "threads": torch.get_num_threads(),
             "instructions": torch.backends.cpu.get_cpu_capability(),
-        }  # fmt: skip
+        }
     if job.endswith(":resume"):
         return {"resume": layout_cases.resume(session)}
     if "ep2" in layout:
@@ -115,12 +120,18 @@ def run(folder: pathlib.Path, job: str) -> None:
         subprocess.run([sys.executable, __file__, str(folder), job], env=os.environ | OTHER_PROCESSOR, check=False)
         return
     world_size = 1 if job == "make" else LAYOUTS[job.split(":")[0]][0]
-    port, began, children = free_port(), time.time(), {}
+    port = free_port()
+    began = time.time()
+    children = {}
     for rank in range(world_size):
         pid = os.fork()
         if pid == 0:
             os.environ.update(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(world_size),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
             )
             child(folder, job, rank)
         children[pid] = rank

@@ -1,4 +1,5 @@
-"""Mixtures of experts in every layout, latent attention among them. Runs in ``layout_worker.py``, beside ``layout_cases.py``."""
+"""Mixtures of experts in every layout, latent attention among them. Runs in ``layout_worker.py``, beside
+``layout_cases.py``."""
 
 import dataclasses
 import pathlib
@@ -14,33 +15,61 @@ from slime_cli.training import routing
 from slime_cli.training.settings import Settings
 
 SHAPE = dict(
-    vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, moe_intermediate_size=24, num_hidden_layers=4, num_attention_heads=4,
-    max_position_embeddings=256, tie_word_embeddings=False, num_experts_per_tok=2, bos_token_id=None, eos_token_id=1, pad_token_id=None,
-)  # fmt: skip
+    vocab_size=VOCABULARY,
+    hidden_size=48,
+    intermediate_size=64,
+    moe_intermediate_size=24,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    max_position_embeddings=256,
+    tie_word_embeddings=False,
+    num_experts_per_tok=2,
+    bos_token_id=None,
+    eos_token_id=1,
+    pad_token_id=None,
+)
 MODELS = {
     "moe": ("Qwen3Moe", SHAPE | dict(num_key_value_heads=2, head_dim=16, num_experts=8, norm_topk_prob=True)),
     "latent": (
         "DeepseekV3",
-        SHAPE | dict(
-            num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8,
-            n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=2.5, n_group=1,
+        SHAPE
+        | dict(
+            num_key_value_heads=4,
+            q_lora_rank=24,
+            kv_lora_rank=16,
+            qk_nope_head_dim=8,
+            qk_rope_head_dim=4,
+            v_head_dim=8,
+            n_routed_experts=8,
+            n_shared_experts=1,
+            first_k_dense_replace=1,
+            routed_scaling_factor=2.5,
+            n_group=1,
             topk_group=1,
         ),
     ),
-}  # fmt: skip
+}
 TWO_STEPS = dataclasses.replace(GRPO, num_steps_per_rollout=2, max_tokens=4 * SMALL)
 CASES = {
     "moe_grpo": ("moe", GRPO, [], "batch"),
     "moe_grpo_per_token": ("moe", GRPO, ["--calculate-per-token-loss"], "batch"),
     "moe_ppo_packed_small": (
-        "moe", dataclasses.replace(REWARD_KL, advantage_estimator="ppo", max_tokens=SMALL, num_steps_per_rollout=2, **PLAIN), [], "batch",
+        "moe",
+        dataclasses.replace(REWARD_KL, advantage_estimator="ppo", max_tokens=SMALL, num_steps_per_rollout=2, **PLAIN),
+        [],
+        "batch",
     ),
     "latent_grpo": ("latent", GRPO, [], "batch"),
     "moe_replay": ("moe", dataclasses.replace(TWO_STEPS, use_routing_replay=True), [], "batch"),
     "moe_replay_recomputed": ("moe", dataclasses.replace(TWO_STEPS, use_routing_replay=True), RECOMPUTE, "batch"),
     "latent_rollout_replay": ("latent", dataclasses.replace(TWO_STEPS, use_rollout_routing_replay=True), [], "routed"),
-    "latent_rollout_replay_recomputed": ("latent", dataclasses.replace(TWO_STEPS, use_rollout_routing_replay=True), RECOMPUTE, "routed"),
-}  # fmt: skip
+    "latent_rollout_replay_recomputed": (
+        "latent",
+        dataclasses.replace(TWO_STEPS, use_rollout_routing_replay=True),
+        RECOMPUTE,
+        "routed",
+    ),
+}
 """As ``layout_cases.CASES``."""
 
 
@@ -53,7 +82,9 @@ def make(folder: pathlib.Path) -> dict:
         with torch.no_grad():
             for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
                 if not key.endswith("inv_freq"):
-                    tensor.normal_(mean=float("norm" in key), std=0.2 if tensor.dim() < 2 or "gate.weight" in key else 0.1)
+                    tensor.normal_(
+                        mean=float("norm" in key), std=0.2 if tensor.dim() < 2 or "gate.weight" in key else 0.1
+                    )
         model.save_pretrained(folder / f"{name}{which}")
     return {}
 
@@ -61,7 +92,13 @@ def make(folder: pathlib.Path) -> dict:
 def steps(session: Session) -> dict[str, list]:
     """Two rollouts of each of the layout's cases; their metrics on the rank that reports."""
     out = {}
-    some = CASES if session.layout == "single" else IN_LAYOUTS_OF_EXPERTS if session.layout in OF_EXPERTS else IN_DENSE_LAYOUTS
+    some = (
+        CASES
+        if session.layout == "single"
+        else IN_LAYOUTS_OF_EXPERTS
+        if session.layout in OF_EXPERTS
+        else IN_DENSE_LAYOUTS
+    )
     for case in some:
         name, settings, flags, which = CASES[case]
         replay = ["--moe-enable-routing-replay"] if settings.replays_routing else []
@@ -72,15 +109,19 @@ def steps(session: Session) -> dict[str, list]:
 
 def routed_batch() -> TrainBatch:
     """An engine that chose experts at random."""
-    batch, rng = global_batch(), np.random.default_rng(3)
+    batch = global_batch()
+    rng = np.random.default_rng(3)
     scores_TLE = rng.random((len(batch.tokens_T), SHAPE["num_hidden_layers"], 8))
     return dataclasses.replace(batch, routed_experts_TLK=scores_TLE.argsort(-1)[..., :2].astype(np.int16))
 
 
 def replay(session: Session) -> dict[str, float]:
-    """How the old policy's pass differs between choosing for itself and being told: what it would choose; what it would not."""
+    """How the old policy's pass differs between choosing for itself and being told: what it would choose; what it would
+    not."""
     free = session.trainer("latent", TWO_STEPS, [])
-    told = session.trainer("latent", dataclasses.replace(TWO_STEPS, use_rollout_routing_replay=True), ["--moe-enable-routing-replay"])
+    told = session.trainer(
+        "latent", dataclasses.replace(TWO_STEPS, use_rollout_routing_replay=True), ["--moe-enable-routing-replay"]
+    )
     batch = routed_batch()
 
     def log_probs(trainer, batch):
@@ -93,19 +134,30 @@ def replay(session: Session) -> dict[str, float]:
     told._log_probs(parts, "old_log_probs_R", routing.RECORD)
     chosen_TLK = batch.routed_experts_TLK.copy()
     for mb in (mb for part in parts for mb in part):
-        at = np.concatenate([np.arange(n) + start for n, start in zip(batch.lengths_N[mb.positions], batch.starts_N[mb.positions])] or [[]])
+        at = np.concatenate(
+            [np.arange(n) + start for n, start in zip(batch.lengths_N[mb.positions], batch.starts_N[mb.positions])]
+            or [[]]
+        )
         for n, layer in enumerate(range(1, SHAPE["num_hidden_layers"])):  # the first is dense
             chosen_TLK[at.astype(int), layer] = mb.routes[0, n][: len(at)].numpy()
     same = log_probs(told, dataclasses.replace(batch, routed_experts_TLK=chosen_TLK))
     other = log_probs(told, batch)
-    biases = sum(name.endswith("expert_bias") for name, _ in told.policy.parameters())  # kept with the weights of a reference
-    return {"biases": biases, "told_the_same": float((same - own).abs().max()), "told_another": float((other - own).abs().max())}
+    biases = sum(
+        name.endswith("expert_bias") for name, _ in told.policy.parameters()
+    )  # kept with the weights of a reference
+    return {
+        "biases": biases,
+        "told_the_same": float((same - own).abs().max()),
+        "told_another": float((other - own).abs().max()),
+    }
 
 
 def balance(session: Session) -> dict[str, float]:
-    """Gradient norms of a step whose rewards teach nothing: the load-balancing loss alone moves it, in either way of averaging."""
+    """Gradient norms of a step whose rewards teach nothing: the load-balancing loss alone moves it, in either way of
+    averaging."""
     batch = dataclasses.replace(global_batch(), rewards_N=np.zeros(len(global_batch())))
-    flags, settings = ["--moe-aux-loss-coeff", "0.01", "--moe-z-loss-coeff", "0.001"], Settings(max_tokens=1024)
+    flags = ["--moe-aux-loss-coeff", "0.01", "--moe-z-loss-coeff", "0.001"]
+    settings = Settings(max_tokens=1024)
     found = {}
     for name, more in (("by_sample", []), ("by_token", ["--calculate-per-token-loss"])):
         metrics = session.trainer("moe", settings, flags + more).train(batch)

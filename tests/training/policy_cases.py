@@ -1,5 +1,8 @@
-"""What the trainer may be told besides an estimator: frozen parameters, forgotten moments, gradients that are not finite,
-hooks, a teacher, a critic that trains alone, resuming with one. Runs on every rank of a layout, beside ``layout_cases.py``."""
+"""What the trainer may be told besides an estimator: frozen parameters, forgotten moments, gradients that are not
+finite,
+hooks, a teacher, a critic that trains alone, resuming with one. Runs on every rank of a layout, beside
+``layout_cases.py``.
+"""
 
 import dataclasses
 import math
@@ -78,7 +81,10 @@ def not_finite(session: Session) -> dict:
     skipping = session.trainer("untied", dataclasses.replace(settings, on_nan_gradient="skip"), [])
     before = weights(skipping)
     metrics = skipping.train(bad)
-    out = {"skipped": None if metrics is None else metrics["skipped_steps"], "moved": differing(before, weights(skipping))}
+    out = {
+        "skipped": None if metrics is None else metrics["skipped_steps"],
+        "moved": differing(before, weights(skipping)),
+    }
     skipping.train(batch)
     out["goes_on"] = differing(before, weights(skipping)) > 0
     try:
@@ -94,7 +100,9 @@ def hooked(session: Session) -> dict:
 
     def advantage(args, rollout_data):
         shape = advantages.Shape(rollout_data["response_lengths"], rollout_data["loss_mask"])
-        rollout_data["advantages"], _ = advantages.compute(args, rollout_data["rewards"], rollout_data["group_index"], shape)
+        rollout_data["advantages"], _ = advantages.compute(
+            args, rollout_data["rewards"], rollout_data["group_index"], shape
+        )
 
     def loss(args, batch, logits, sum_of_sample_mean):
         from slime_cli.training.logprobs import token_log_probs
@@ -105,17 +113,23 @@ def hooked(session: Session) -> dict:
         return sum_of_sample_mean(logits.detach().sum(-1)), {}
 
     out = {}
-    plain, custom = session.trainer("untied", GRPO, []), session.trainer("untied", GRPO, [], hooks={"advantage": advantage})
+    plain = session.trainer("untied", GRPO, [])
+    custom = session.trainer("untied", GRPO, [], hooks={"advantage": advantage})
     plain.train(global_batch()), custom.train(global_batch())
     out["advantage"] = differing(weights(plain), weights(custom))
-    sft, custom = session.trainer("untied", Settings(loss_type="sft_loss", max_tokens=1024), []), session.trainer("untied", GRPO, [], hooks={"loss": loss})
+    sft = session.trainer("untied", Settings(loss_type="sft_loss", max_tokens=1024), [])
+    custom = session.trainer("untied", GRPO, [], hooks={"loss": loss})
     sft.train(global_batch())
     metrics = custom.train(global_batch())
     out["loss"] = max(float((a - b).abs().max()) for a, b in zip(weights(sft).values(), weights(custom).values()))
     out["reported"] = None if metrics is None else metrics["answer"]
     flat = session.trainer("untied", GRPO, [], hooks={"loss": constant})
     out["refused"] = []
-    for name, wrong in (("advantages", lambda x: x[1:]), ("returns", lambda x: x[1:]), ("returns", lambda x: x * math.nan)):
+    for name, wrong in (
+        ("advantages", lambda x: x[1:]),
+        ("returns", lambda x: x[1:]),
+        ("returns", lambda x: x * math.nan),
+    ):
 
         def spoilt(args, rollout_data, name=name, wrong=wrong):
             advantage(args, rollout_data)
@@ -155,8 +169,10 @@ def log_probs(trainer, batch) -> dict[int, float]:
 
 
 def endpoint(session: Session) -> dict:
-    """A teacher's column in the batch, poisoned where masked: the advantages that a float64 formula gives, and its metrics."""
-    batch, rng = global_batch(), np.random.default_rng(11)
+    """A teacher's column in the batch, poisoned where masked: the advantages that a float64 formula gives, and its
+    metrics."""
+    batch = global_batch()
+    rng = np.random.default_rng(11)
     mask = batch.loss_mask_R.astype(bool)
     teacher_R = rng.normal(-4.6, 0.5, len(mask)).astype(np.float32)
     given = dataclasses.replace(batch, teacher_log_probs_R=np.where(mask, teacher_R, np.nan))
@@ -165,20 +181,28 @@ def endpoint(session: Session) -> dict:
     old = log_probs(trainer, batch)
     mbs, found = prepared(trainer, given)
     base_N = advantages.grpo(batch.rewards_N, batch.group_index_N)
-    owner_R, worst = np.repeat(np.arange(len(batch)), batch.response_lengths_N), 0.0
+    owner_R = np.repeat(np.arange(len(batch)), batch.response_lengths_N)
+    worst = 0.0
     for mb in mbs:
         for row, got in zip(mb.rows_R, mb.advantages_R.double().tolist()):
             want = base_N[owner_R[row]] - 0.7 * (old[row] - float(teacher_R[row])) if mask[row] else 0.0
             worst = max(worst, abs(got - want))
-    out = {"worst": worst, "rows": sum(len(mb.rows_R) for mb in mbs), "found": found, "teacher": float(teacher_R[mask].astype(float).mean())}
+    out = {
+        "worst": worst,
+        "rows": sum(len(mb.rows_R) for mb in mbs),
+        "found": found,
+        "teacher": float(teacher_R[mask].astype(float).mean()),
+    }
     out["old"] = sum(v for row, v in old.items() if mask[row])
     out["trained"] = trainer.train(given)
     return out | {"missing": said(ValueError, lambda: trainer.train(batch))}
 
 
 def old_actor(session: Session) -> dict:
-    """A second rollout of the weights that generated the first: ratios to those weights, or none that are called on-policy."""
-    batch, out = global_batch(), {}
+    """A second rollout of the weights that generated the first: ratios to those weights, or none that are called
+    on-policy."""
+    batch = global_batch()
+    out = {}
     settings = dataclasses.replace(GRPO, use_kl_loss=False, kl_loss_coef=0.0, entropy_coef=0.0, max_tokens=64)
     for kept in (True, False):
         trainer = session.trainer("untied", dataclasses.replace(settings, keep_old_actor=kept), [])
@@ -191,15 +215,31 @@ def old_actor(session: Session) -> dict:
         mbs, _ = prepared(trainer, batch, fresh=False)
         name = "kept" if kept else "not_kept"
         out[name] = {
-            "on_policy": sorted({mb.on_policy for mb in mbs}), "moved": differing(before, weights(trainer)),
-            "gap": max((abs(v - generating[int(r)]) for mb in mbs for r, v in zip(mb.rows_R, mb.old_log_probs_R.double().tolist())), default=0.0)
-            if kept else [mb.old_log_probs_R for mb in mbs].count(None) == len(mbs),
+            "on_policy": sorted({mb.on_policy for mb in mbs}),
+            "moved": differing(before, weights(trainer)),
+            "gap": (
+                max(
+                    (
+                        abs(v - generating[int(r)])
+                        for mb in mbs
+                        for r, v in zip(mb.rows_R, mb.old_log_probs_R.double().tolist())
+                    ),
+                    default=0.0,
+                )
+                if kept
+                else [mb.old_log_probs_R for mb in mbs].count(None) == len(mbs)
+            ),
             "far": max((abs(present[r] - generating[r]) for r in present), default=0.0),
-        }  # fmt: skip
+        }
         second = trainer.train(batch, fresh=False)
         if first is not None:
             diff = "train_rollout_logprob_abs_diff"
-            out[name] |= {"first": first.get(diff), "second": second.get(diff), "ppo_kl": second["ppo_kl"], "pg_loss": second["pg_loss"]}
+            out[name] |= {
+                "first": first.get(diff),
+                "second": second.get(diff),
+                "ppo_kl": second["ppo_kl"],
+                "pg_loss": second["pg_loss"],
+            }
         out[name]["want"] = by_hand(batch, settings, present, generating if kept else present)
     return out
 
@@ -207,7 +247,8 @@ def old_actor(session: Session) -> dict:
 def by_hand(batch, s: Settings, now: dict[int, float], old: dict[int, float]) -> float:
     """GRPO's clipped loss over this rank's samples in plain floats."""
     advantage_N = advantages.grpo(batch.rewards_N, batch.group_index_N)
-    total, row = 0.0, 0
+    total = 0.0
+    row = 0
     for n, size in enumerate(batch.response_lengths_N.tolist()):
         rows = [r for r in range(row, row + size) if batch.loss_mask_R[r]]
         row += size
@@ -220,11 +261,19 @@ def by_hand(batch, s: Settings, now: dict[int, float], old: dict[int, float]) ->
 
 
 def nucleus(session: Session) -> dict:
-    """What sampling left, ragged and for some tokens nothing: log-probabilities among it, chunk by chunk, against the logits."""
-    batch, rng = global_batch(), np.random.default_rng(5)
+    """What sampling left, ragged and for some tokens nothing: log-probabilities among it, chunk by chunk, against the
+    logits."""
+    batch = global_batch()
+    rng = np.random.default_rng(5)
     targets = [t for row in rows(batch) for t in row["tokens"][len(row["tokens"]) - row["response"] :].tolist()]
-    kept = [[] if rng.random() < 0.2 else sorted({t, *rng.integers(0, VOCABULARY, rng.integers(0, 9)).tolist()}) for t in targets]
-    columns = {"kept_ids_K": np.array([i for ids in kept for i in ids], np.int64), "kept_counts_R": np.array(list(map(len, kept)), np.int64)}
+    kept = [
+        [] if rng.random() < 0.2 else sorted({t, *rng.integers(0, VOCABULARY, rng.integers(0, 9)).tolist()})
+        for t in targets
+    ]
+    columns = {
+        "kept_ids_K": np.array([i for ids in kept for i in ids], np.int64),
+        "kept_counts_R": np.array(list(map(len, kept)), np.int64),
+    }
     cut = dataclasses.replace(batch, **columns)
     settings = dataclasses.replace(GRPO, use_top_p_replay=True, max_tokens=64, log_probs_chunk_size=3)
     trainer = session.trainer("untied", settings, [])
@@ -233,13 +282,20 @@ def nucleus(session: Session) -> dict:
     def whole(mb, **given):
         return gather_from_tensor_model_parallel_region(heads.logits(mb, **given))
 
-    worst, count = 0.0, 0
+    worst = 0.0
+    count = 0
     trainer._log_probs(parts, "ref_log_probs_R")
     for mb, logits_RV in ((mb, out) for part in parts for mb, out in zip(part, trainer.policy.forward(part, whole))):
         for row, got, logits_V in zip(mb.rows_R, mb.ref_log_probs_R.double().tolist(), logits_RV.double()):
             among_V = logits_V[kept[row]] if kept[row] else logits_V
-            worst, count = max(worst, abs(got - float(logits_V[targets[row]] - among_V.logsumexp(0)))), count + 1
-    out = {"worst": worst, "count": count, "cut": trainer.train(cut), "whole": session.trainer("untied", GRPO, []).train(batch)}
+            worst = max(worst, abs(got - float(logits_V[targets[row]] - among_V.logsumexp(0))))
+            count = count + 1
+    out = {
+        "worst": worst,
+        "count": count,
+        "cut": trainer.train(cut),
+        "whole": session.trainer("untied", GRPO, []).train(batch),
+    }
     return out | {"missing": said(ValueError, lambda: trainer.train(batch))}
 
 
@@ -259,32 +315,51 @@ def user_weights(session: Session) -> dict:
     def thousandth(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
         return lambda x: (x * torch.cat(loss_masks)).sum() / 1000
 
-    out, settings = {}, dataclasses.replace(GRPO, num_steps_per_rollout=2, max_tokens=64)
+    out = {}
+    settings = dataclasses.replace(GRPO, num_steps_per_rollout=2, max_tokens=64)
     runs = {
-        "plain": (settings, {}), "mean": (settings, {"pg_loss_reducer": mean}), "thousandth": (settings, {"pg_loss_reducer": thousandth}),
-        "tis": (dataclasses.replace(settings, use_tis=True), {}), "own_tis": (dataclasses.replace(settings, use_tis=True), {"tis": tis}),
+        "plain": (settings, {}),
+        "mean": (settings, {"pg_loss_reducer": mean}),
+        "thousandth": (settings, {"pg_loss_reducer": thousandth}),
+        "tis": (dataclasses.replace(settings, use_tis=True), {}),
+        "own_tis": (dataclasses.replace(settings, use_tis=True), {"tis": tis}),
         "measured": (dataclasses.replace(settings, get_mismatch_metrics=True), {"tis": tis}),
-    }  # fmt: skip
+    }
     found = {}
     for name, (s, hooks) in runs.items():
         trainer = session.trainer("untied", s, [], hooks=hooks)
         out[name], found[name] = trainer.train(global_batch()), weights(trainer)
-    for a, b in (("plain", "mean"), ("tis", "own_tis"), ("plain", "measured"), ("plain", "tis"), ("plain", "thousandth")):
+    for a, b in (
+        ("plain", "mean"),
+        ("tis", "own_tis"),
+        ("plain", "measured"),
+        ("plain", "tis"),
+        ("plain", "thousandth"),
+    ):
         out[f"{a}-{b}"] = max(float((found[a][k] - found[b][k]).abs().max()) for k in found[a])
     per_token = {}
     for name, hooks in (("plain", {}), ("thousandth", {"pg_loss_reducer": thousandth})):
-        per_token[name] = session.trainer("untied", settings, ["--calculate-per-token-loss"], hooks=hooks).train(global_batch())
+        per_token[name] = session.trainer("untied", settings, ["--calculate-per-token-loss"], hooks=hooks).train(
+            global_batch()
+        )
     return out | {"per_token": per_token}
 
 
 def critic(session: Session) -> dict:
     """The critic alone first, then both; a checkpoint in between is a resume to the last bit."""
-    settings = dataclasses.replace(REWARD_KL, advantage_estimator="ppo", num_critic_only_steps=1, num_steps_per_rollout=2, **PLAIN)
-    trainer, root = session.trainer("tied", settings, []), session.folder / f"{session.layout}_critic"
+    settings = dataclasses.replace(
+        REWARD_KL, advantage_estimator="ppo", num_critic_only_steps=1, num_steps_per_rollout=2, **PLAIN
+    )
+    trainer = session.trainer("tied", settings, [])
+    root = session.folder / f"{session.layout}_critic"
     root.mkdir(exist_ok=True)
-    policy, values = weights(trainer), {n: t.clone() for n, t in trainer.critic.parameters()}
+    policy = weights(trainer)
+    values = {n: t.clone() for n, t in trainer.critic.parameters()}
     first = trainer.train(global_batch())
-    out = {"policy_moved": differing(policy, weights(trainer)), "critic_moved": differing(values, dict(trainer.critic.parameters()))}
+    out = {
+        "policy_moved": differing(policy, weights(trainer)),
+        "critic_moved": differing(values, dict(trainer.critic.parameters())),
+    }
     out["first"] = first and sorted(first)
     path = trainer.save(str(root), MANIFEST)
     after = trainer.train(global_batch())
@@ -292,7 +367,9 @@ def critic(session: Session) -> dict:
     out["step"] = resumed.load(str(path), weights_only=False)
     again = resumed.train(global_batch())
     out["metrics_equal"] = after == again
-    out["differing"] = differing(weights(trainer), weights(resumed)) + differing(dict(trainer.critic.parameters()), dict(resumed.critic.parameters()))
+    out["differing"] = differing(weights(trainer), weights(resumed)) + differing(
+        dict(trainer.critic.parameters()), dict(resumed.critic.parameters())
+    )
     return out
 
 
@@ -300,13 +377,16 @@ def missing(session: Session) -> dict[str, str]:
     """What is said of samples without a column that the settings need."""
     batch = dataclasses.replace(global_batch(), rollout_log_probs_R=None)
     return {
-        name: said(ValueError, lambda: session.trainer("untied", dataclasses.replace(GRPO, **{name: True}), []).train(batch))
+        name: said(
+            ValueError, lambda: session.trainer("untied", dataclasses.replace(GRPO, **{name: True}), []).train(batch)
+        )
         for name in ("use_rollout_logprobs", "use_tis", "use_top_p_replay", "use_rollout_routing_replay")
     }
 
 
 def far_out(session: Session) -> dict:
-    """Gradients of the policy loss where every third token is far out and left out, against those where it is an ordinary one."""
+    """Gradients of the policy loss where every third token is far out and left out, against those where it is an
+    ordinary one."""
     batch = dataclasses.replace(global_batch(), rewards_N=np.arange(SAMPLES) % 3.0)
     plain = dataclasses.replace(GRPO, use_kl_loss=False, entropy_coef=0.0)
     trainer = session.trainer("untied", plain, [])
@@ -320,7 +400,9 @@ def far_out(session: Session) -> dict:
 
     def gradients(s: Settings, gap_R, advantages_R, correction_R=None, ref_gap_R=None, entropy=0.0) -> torch.Tensor:
         out_2R = torch.stack([torch.full((size,), -1.0), torch.full((size,), entropy)]).requires_grad_()
-        mb.old_log_probs_R, mb.advantages_R, mb.correction_R = -1.0 - gap_R, advantages_R, correction_R
+        mb.old_log_probs_R = -1.0 - gap_R
+        mb.advantages_R = advantages_R
+        mb.correction_R = correction_R
         mb.ref_log_probs_R = None if ref_gap_R is None else -1.0 - ref_gap_R
         loss, _ = objective.policy(s, mb, out_2R)
         (gradient_2R,) = torch.autograd.grad(loss, out_2R)
@@ -334,13 +416,14 @@ def far_out(session: Session) -> dict:
         "clipped": ({}, lambda far_R: (far_R, torch.where(third_R, 1.0, sign_R))),
         "dual_clip": ({"eps_clip_c": 3.0}, lambda far_R: (far_R, torch.where(third_R, -1.0, sign_R))),
         "no_advantage": ({}, lambda far_R: (far_R, torch.where(third_R, 0.0, sign_R))),
-        "rejected": ({}, rejected), "rejected_cispo": ({"advantage_estimator": "cispo"}, rejected),
+        "rejected": ({}, rejected),
+        "rejected_cispo": ({"advantage_estimator": "cispo"}, rejected),
         "measured_kl": (
             {"use_kl_loss": True, "kl_loss_type": "k3"},
             lambda far_R: (near_R, sign_R, None, torch.where(third_R, -far_R, near_R)),
         ),
         "entropy": ({}, lambda far_R: (near_R, sign_R, None, None, float(far_R.max()))),
-    }  # fmt: skip
+    }
     out = {}
     for name, (more, given) in cases.items():
         s = dataclasses.replace(plain, kl_loss_coef=0.0, **more)
@@ -348,7 +431,10 @@ def far_out(session: Session) -> dict:
         for far in (100.0, 1e4, math.inf):
             got = gradients(s, *given(torch.where(third_R, far, near_R)))
             out[f"{name} {far}"] = {"differing": int((got != want).sum()), "some": int((want != 0).sum())}
-    return out | {"opsm": far_in_a_sample_that_opsm_leaves_out(mb, gradients, plain), "own_loss": own_loss_where_masked(mb)}
+    return out | {
+        "opsm": far_in_a_sample_that_opsm_leaves_out(mb, gradients, plain),
+        "own_loss": own_loss_where_masked(mb),
+    }
 
 
 def far_in_a_sample_that_opsm_leaves_out(mb, gradients, plain: Settings) -> dict:

@@ -29,7 +29,8 @@ ragged = st.lists(st.tuples(st.integers(0, 5), st.integers(-1000, 1000).map(lamb
 
 @given(ragged, st.booleans())
 def test_ragged_and_interleaved_groups_match_the_paper(samples, divide_by_std):
-    groups, rewards = [g for g, _ in samples], [r for _, r in samples]
+    groups = [g for g, _ in samples]
+    rewards = [r for _, r in samples]
     got = grpo(np.array(rewards), np.array(groups), divide_by_std=divide_by_std)
     np.testing.assert_allclose(got, reference(rewards, groups, divide_by_std), rtol=1e-9, atol=1e-12)
 
@@ -62,7 +63,9 @@ def test_equal_rewards_give_exactly_zero(value):
 
 def test_order_of_samples_does_not_matter():
     rng = np.random.default_rng(0)
-    rewards, groups, order = rng.normal(size=30), rng.integers(0, 6, 30), rng.permutation(30)
+    rewards = rng.normal(size=30)
+    groups = rng.integers(0, 6, 30)
+    order = rng.permutation(30)
     np.testing.assert_allclose(grpo(rewards[order], groups[order]), grpo(rewards, groups)[order], rtol=1e-12)
 
 
@@ -81,14 +84,17 @@ def test_a_reward_that_is_not_finite_is_refused_by_its_place(bad, normalise):
 
 
 fanned = st.lists(
-    st.tuples(st.integers(0, 3), st.lists(st.integers(-1000, 1000).map(lambda n: n / 64), min_size=1, max_size=4)), min_size=1, max_size=12
+    st.tuples(st.integers(0, 3), st.lists(st.integers(-1000, 1000).map(lambda n: n / 64), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=12,
 )
 """Executions: group, and the reward of each sibling."""
 
 
 @given(fanned, st.booleans(), st.randoms(use_true_random=False))
 def test_an_execution_counts_once_in_its_group(found, divide_by_std, random):
-    """Mean and spread of the paper are over executions' mean rewards, the reward compared with them is a sample's own."""
+    """Mean and spread of the paper are over executions' mean rewards, the reward compared with them is a sample's
+    own."""
     means = [math.fsum(rewards) / len(rewards) for _, rewards in found]
     want = []
     for group, rewards in found:
@@ -106,15 +112,23 @@ def test_an_execution_counts_once_in_its_group(found, divide_by_std, random):
 
 @given(ragged, st.booleans(), st.randoms(use_true_random=False))
 def test_without_fan_out_executions_change_nothing_to_the_bit(samples, divide_by_std, random):
-    groups, rewards = np.array([g for g, _ in samples]), np.array([r for _, r in samples]) / 3
+    groups = np.array([g for g, _ in samples])
+    rewards = np.array([r for _, r in samples]) / 3
     executions = np.array(random.sample(range(1000), len(samples)))
-    np.testing.assert_array_equal(grpo(rewards, groups, executions, divide_by_std=divide_by_std), grpo(rewards, groups, divide_by_std=divide_by_std))
+    np.testing.assert_array_equal(
+        grpo(rewards, groups, executions, divide_by_std=divide_by_std),
+        grpo(rewards, groups, divide_by_std=divide_by_std),
+    )
 
 
 def test_siblings_differ_but_executions_do_not():
-    rewards, executions = np.array([1.0, 0.0, 0.5]), np.array([4, 4, 5])
+    rewards = np.array([1.0, 0.0, 0.5])
+    executions = np.array([4, 4, 5])
     np.testing.assert_array_equal(grpo(rewards, np.zeros(3, int), executions), 0)
-    assert groups_without_spread(rewards, np.zeros(3, int), executions) == 1 and groups_without_spread(rewards, np.zeros(3, int)) == 0
+    assert (
+        groups_without_spread(rewards, np.zeros(3, int), executions) == 1
+        and groups_without_spread(rewards, np.zeros(3, int)) == 0
+    )
 
 
 def test_groups_without_spread_are_counted():

@@ -43,8 +43,10 @@ def test_the_largest_differencing_method_on_its_textbook_example():
 @given(st.lists(st.integers(1, 50).map(float), min_size=2, max_size=8))
 def test_two_parts_are_within_the_bound_of_the_best(costs):
     """In two parts the largest differencing method's heavier part is at most 7/6 of the best one's."""
-    best = min(max(sum(c for c, s in zip(costs, side) if s), sum(c for c, s in zip(costs, side) if not s))
-               for side in itertools.product([False, True], repeat=len(costs)))  # fmt: skip
+    best = min(
+        max(sum(c for c, s in zip(costs, side) if s), sum(c for c, s in zip(costs, side) if not s))
+        for side in itertools.product([False, True], repeat=len(costs))
+    )
     assert heaviest(costs, balance.karmarkar_karp(costs, 2, equal_counts=False)) <= 7 / 6 * best + 1e-9
 
 
@@ -54,13 +56,31 @@ def test_equal_counts_that_cannot_be_are_refused():
 
 
 def arguments(**more):
-    dense = {"hidden_size": 8, "num_attention_heads": 4, "kv_channels": 3, "num_layers": 2, "num_query_groups": 2, "group_query_attention": True,
-             "ffn_hidden_size": 10, "num_experts": None, "swiglu": True, "padded_vocab_size": 7}  # fmt: skip
+    dense = {
+        "hidden_size": 8,
+        "num_attention_heads": 4,
+        "kv_channels": 3,
+        "num_layers": 2,
+        "num_query_groups": 2,
+        "group_query_attention": True,
+        "ffn_hidden_size": 10,
+        "num_experts": None,
+        "swiglu": True,
+        "padded_vocab_size": 7,
+    }
     return types.SimpleNamespace(**(dense | more))
 
 
 def test_flops_of_a_sample_are_those_counted_product_by_product():
-    h, a, d, g, f, layers, vocab, n, r = 8, 4, 3, 2, 10, 2, 7, 5, 4
+    h = 8
+    a = 4
+    d = 3
+    g = 2
+    f = 10
+    layers = 2
+    vocab = 7
+    n = 5
+    r = 4
     weights = [(h, a * d), (h, g * d), (h, g * d), (a * d, h), (h, f), (h, f), (f, h)]
     want = layers * sum(2 * n * rows * columns for rows, columns in weights)
     want += layers * a * 2 * (2 * n * n * d) / 2 + 2 * r * h * vocab

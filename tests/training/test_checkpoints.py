@@ -1,4 +1,5 @@
-"""Checkpoints on genuine Megatron beyond a plain resume (``test_layouts.py``): other layouts, asynchronous, without moments."""
+"""Checkpoints on genuine Megatron beyond a plain resume (``test_layouts.py``): other layouts, asynchronous, without
+moments."""
 
 import pytest
 
@@ -36,7 +37,11 @@ def test_the_uninterrupted_single_process_does_the_same():
 def test_an_async_checkpoint_holds_its_own_step_and_is_complete_only_when_written(layout):
     for got in found(layout, "async"):
         assert got["polls"] == [False, True]
-        assert "never written to its end" in got["damage"][0] and got["damage"][1] == got["damage"][0] and got["damage"][2] == ""
+        assert (
+            "never written to its end" in got["damage"][0]
+            and got["damage"][1] == got["damage"][0]
+            and got["damage"][2] == ""
+        )
         assert got["step"] == 2 and got["differing_at_two"] == 0
         assert got["metrics_equal"] and got["differing_at_four"] == 0
 
@@ -50,7 +55,11 @@ def test_activations_are_recomputed_in_fact():
 
 def test_what_cannot_be_gone_on_from_is_refused_with_the_way_out():
     said = after_the_layouts("refusals")
-    assert "DataError" in said["no_save_optim"] and "--no-save-optim" in said["no_save_optim"] and "--load" in said["no_save_optim"]
+    assert (
+        "DataError" in said["no_save_optim"]
+        and "--no-save-optim" in said["no_save_optim"]
+        and "--load" in said["no_save_optim"]
+    )
     assert said["no_save_optim_weights_differing"] == 0
     assert "was distributed and this run is without --use-distributed-optimizer" in said["distributed"]
     assert "has 100 bytes of" in said["cut"]

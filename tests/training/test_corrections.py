@@ -20,7 +20,8 @@ def case() -> tuple[Shape, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
     mask = rng.random(sum(LENGTHS)) > 0.25
     mask[10:13] = False  # a sample without a trained token
-    old, rollout = rng.normal(-2, 0.8, len(mask)), rng.normal(-2, 0.8, len(mask))
+    old = rng.normal(-2, 0.8, len(mask))
+    rollout = rng.normal(-2, 0.8, len(mask))
     old[1] = rollout[1] - 9  # a token that the old policy would not have said
     mask[1] = True
     poison = rng.choice([np.nan, np.inf, -np.inf], len(mask))
@@ -48,10 +49,17 @@ def ratios(shape, old, rollout, level: str) -> dict[int, float]:
 @pytest.mark.parametrize("normalize", [False, True])
 def test_importance_weights(level, mode, normalize):
     shape, old, rollout = case()
-    low, high = 0.5, 1.7
+    low = 0.5
+    high = 1.7
     settings = dataclasses.replace(
-        Settings(), use_tis=True, tis_level=level, tis_mode=mode, tis_clip_low=low, tis_clip=high, tis_batch_normalize=normalize
-    )  # fmt: skip
+        Settings(),
+        use_tis=True,
+        tis_level=level,
+        tis_mode=mode,
+        tis_clip_low=low,
+        tis_clip=high,
+        tis_batch_normalize=normalize,
+    )
     got = corrections.correct(settings, old, rollout, shape)
     rule = {
         "truncate": lambda w: min(w, high),
@@ -77,7 +85,9 @@ def test_a_sample_counts_once_in_the_mean_of_weights_however_long_it_is(level):
     np.testing.assert_allclose(got.weights_R, [8 / 5, 4 / 5, 4 / 5, 0, 4 / 5], rtol=1e-14)
 
 
-fanned_out = st.lists(st.lists(st.tuples(st.integers(0, 4), st.floats(-3, 3)), min_size=1, max_size=3), min_size=1, max_size=8)
+fanned_out = st.lists(
+    st.lists(st.tuples(st.integers(0, 4), st.floats(-3, 3)), min_size=1, max_size=3), min_size=1, max_size=8
+)
 """Executions: of each sibling, its trained tokens and the logarithm of its ratio."""
 
 
@@ -86,7 +96,9 @@ def test_siblings_count_as_one_in_the_mean_of_weights(found, level, random):
     rows = [(execution, size, log_ratio) for execution, siblings in enumerate(found) for size, log_ratio in siblings]
     random.shuffle(rows)
     executions_N, sizes_N, log_ratios_N = (np.array(column) for column in zip(*rows))
-    shape = Shape(sizes_N + 1, np.concatenate([np.arange(n + 1) < n for n in sizes_N]))  # the last token of each is masked
+    shape = Shape(
+        sizes_N + 1, np.concatenate([np.arange(n + 1) < n for n in sizes_N])
+    )  # the last token of each is masked
     each_N = log_ratios_N if level == "geometric" else log_ratios_N / np.maximum(sizes_N, 1)
     gaps = np.where(shape.mask_R, each_N[shape.owner_R], np.nan)
     settings = dataclasses.replace(Settings(), use_tis=True, tis_level=level, tis_clip=5.0, tis_batch_normalize=True)
@@ -96,7 +108,9 @@ def test_siblings_count_as_one_in_the_mean_of_weights(found, level, random):
     want = np.minimum(np.exp(log_ratios_N), 5.0)[shape.owner_R] / mean * shape.mask_R
     np.testing.assert_allclose(got.weights_R, want, rtol=1e-12)
     alone = corrections.correct(settings, gaps, np.zeros(len(gaps)), shape, executions_N=np.arange(len(rows)))
-    np.testing.assert_array_equal(alone.weights_R, corrections.correct(settings, gaps, np.zeros(len(gaps)), shape).weights_R)
+    np.testing.assert_array_equal(
+        alone.weights_R, corrections.correct(settings, gaps, np.zeros(len(gaps)), shape).weights_R
+    )
 
 
 FAR = [-1e4, -100.0, -25.0, 0.0, 25.0, 100.0, 1e4]
@@ -110,9 +124,17 @@ def test_ratios_far_out_are_bounded_and_never_nan(level, mode, low, high):
     shape = Shape(np.full(len(FAR), 2), np.tile([True, False], len(FAR)))
     old = np.stack([FAR, np.resize([math.nan, math.inf, -math.inf], len(FAR))], axis=1).flatten()
     settings = dataclasses.replace(
-        Settings(), use_tis=True, tis_level=level, tis_mode=mode, tis_clip_low=low, tis_clip=high, use_rs=True, rs_level=level,
-        rs_lower_bound=low, rs_upper_bound=high,
-    )  # fmt: skip
+        Settings(),
+        use_tis=True,
+        tis_level=level,
+        tis_mode=mode,
+        tis_clip_low=low,
+        tis_clip=high,
+        use_rs=True,
+        rs_level=level,
+        rs_lower_bound=low,
+        rs_upper_bound=high,
+    )
     got = corrections.correct(settings, old, np.zeros(len(old)), shape)
     inside = [math.log(low) <= d <= math.log(high) for d in FAR]
     want = [math.exp(min(d, 20)) if kept else 0.0 for d, kept in zip(FAR, inside)]
@@ -121,7 +143,9 @@ def test_ratios_far_out_are_bounded_and_never_nan(level, mode, low, high):
 
 
 def test_a_veto_strikes_below_any_threshold():
-    settings = dataclasses.replace(Settings(), use_rs=True, rs_lower_bound=0.0, rs_upper_bound=2.0, rs_veto_threshold=1e-12)
+    settings = dataclasses.replace(
+        Settings(), use_rs=True, rs_lower_bound=0.0, rs_upper_bound=2.0, rs_veto_threshold=1e-12
+    )
     shape = Shape(np.array([2, 2]), np.ones(4, bool))
     got = corrections.correct(settings, np.array([0.0, -27.0, 0.0, -28.0]), np.zeros(4), shape)
     assert got.weights_R.tolist() == [1, 1, 0, 0], "exp(-27) is above 1e-12 and exp(-28) below"
@@ -137,7 +161,9 @@ def test_a_log_probability_that_is_none_is_seen_to_and_not_rejected():
 @pytest.mark.parametrize("veto", [None, 1e-3])
 def test_rejection(level, veto):
     shape, old, rollout = case()
-    settings = dataclasses.replace(Settings(), use_rs=True, rs_level=level, rs_lower_bound=0.4, rs_upper_bound=2.5, rs_veto_threshold=veto)
+    settings = dataclasses.replace(
+        Settings(), use_rs=True, rs_level=level, rs_lower_bound=0.4, rs_upper_bound=2.5, rs_veto_threshold=veto
+    )
     got = corrections.correct(settings, old, rollout, shape)
     want = {t: 0.4 <= w <= 2.5 for t, w in ratios(shape, old, rollout, level).items()}
     for tokens in trained(shape):
@@ -152,10 +178,16 @@ def test_rejection(level, veto):
 def test_equal_policies_are_left_alone():
     shape, old, _ = case()
     for level in corrections.LEVELS:
-        settings = dataclasses.replace(Settings(), use_tis=True, tis_level=level, use_rs=True, rs_level=level, rs_veto_threshold=1e-4)
+        settings = dataclasses.replace(
+            Settings(), use_tis=True, tis_level=level, use_rs=True, rs_level=level, rs_veto_threshold=1e-4
+        )
         got = corrections.correct(settings, old, old, shape)
         np.testing.assert_array_equal(got.weights_R, shape.mask_R.astype(float))
-        assert got.metrics["mismatch_kl"] == 0 and got.metrics["mismatch_ess"] == pytest.approx(1) and got.metrics["rs_rejected"] == 0
+        assert (
+            got.metrics["mismatch_kl"] == 0
+            and got.metrics["mismatch_ess"] == pytest.approx(1)
+            and got.metrics["rs_rejected"] == 0
+        )
 
 
 def test_mismatch_of_known_policies():

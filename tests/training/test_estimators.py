@@ -18,7 +18,8 @@ REWARDS = np.array([1.0, 0.0, 0.5, 1.0, 0.0, 0.25, 1.0])
 
 
 def case(seed: int = 0) -> tuple[Shape, np.ndarray, np.ndarray]:
-    """Ragged samples: one without response, one wholly masked, holes in others; divergences and values at every token."""
+    """Ragged samples: one without response, one wholly masked, holes in others; divergences and values at every
+    token."""
     rng = np.random.default_rng(seed)
     mask = rng.random(sum(LENGTHS)) > 0.3
     mask[13:16] = False  # sample 4
@@ -55,7 +56,8 @@ def test_reinforce_plus_plus_returns(gamma):
 def test_generalised_advantage_estimation(gamma, lambd):
     shape, kl, values = case()
     got, returns = advantages.gae(advantages.token_rewards(REWARDS, kl, 0.05, shape), values, gamma, lambd, shape)
-    want, want_returns = np.zeros(len(kl)), np.zeros(len(kl))
+    want = np.zeros(len(kl))
+    want_returns = np.zeros(len(kl))
     for tokens, reward in zip(trained(shape), REWARDS):
         r = rewards_of(tokens, reward, kl, 0.05)
         v = [values[t] for t in tokens] + [0.0]
@@ -94,7 +96,8 @@ def test_whitening():
     shape, kl, _ = case()
     got = advantages.whiten(kl, shape)
     x = [kl[t] for tokens in trained(shape) for t in tokens]
-    mean, variance = statistics.fmean(x), statistics.variance(x)
+    mean = statistics.fmean(x)
+    variance = statistics.variance(x)
     np.testing.assert_allclose(got[shape.mask_R], [(v - mean) / math.sqrt(variance + 1e-8) for v in x], rtol=1e-10)
     assert not got[~shape.mask_R].any()
     one = Shape(np.array([2]), np.array([True, False]))
@@ -103,7 +106,9 @@ def test_whitening():
 
 
 def compute(estimator: str, shape: Shape, kl, values, order=slice(None)):
-    settings = dataclasses.replace(Settings(), advantage_estimator=estimator, kl_coef=0.1, normalize_advantages=estimator in WHITENED)
+    settings = dataclasses.replace(
+        Settings(), advantage_estimator=estimator, kl_coef=0.1, normalize_advantages=estimator in WHITENED
+    )
     return advantages.compute(settings, REWARDS[order], GROUPS[order], shape, kl_R=kl, values_R=values)
 
 
@@ -124,7 +129,8 @@ def test_what_is_masked_changes_nothing(estimator):
     shape, kl, values = case()
     want = compute(estimator, shape, kl, values)
     poison = np.random.default_rng(1).choice([np.nan, np.inf, -np.inf], len(kl))
-    kl, values = np.where(shape.mask_R, kl, poison), np.where(shape.mask_R, values, poison)
+    kl = np.where(shape.mask_R, kl, poison)
+    values = np.where(shape.mask_R, values, poison)
     for got, expected in zip(compute(estimator, shape, kl, values), want):
         np.testing.assert_array_equal(got, expected)
 
@@ -147,7 +153,9 @@ def test_a_reward_that_is_not_finite_is_refused_by_every_estimator(estimator, ba
     shape, kl, values = case()
     settings = dataclasses.replace(Settings(), advantage_estimator=estimator, kl_coef=0.1)
     with pytest.raises(ValueError, match="reward of sample 1 is not finite"):
-        advantages.compute(settings, np.where(np.arange(len(REWARDS)) == 1, bad, REWARDS), GROUPS, shape, kl_R=kl, values_R=values)
+        advantages.compute(
+            settings, np.where(np.arange(len(REWARDS)) == 1, bad, REWARDS), GROUPS, shape, kl_R=kl, values_R=values
+        )
 
 
 def test_distillation_takes_the_gap_off_the_advantage():

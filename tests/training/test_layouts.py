@@ -12,21 +12,58 @@ from slime_cli.options.estimators import ESTIMATORS
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1600)]
 
 COMPARED = (
-    "loss", "pg_loss", "kl_loss", "entropy", "log_probs", "ppo_kl", "train_rollout_logprob_abs_diff", "grad_norm", "lr", "tokens", "steps",
-    "opsm_clipfrac", "pg_clipfrac", "reward_kl", "tis", "rs_rejected", "mismatch_ess", "value_loss", "values", "returns", "value_clipfrac", "critic_grad_norm",
-)  # fmt: skip
+    "loss",
+    "pg_loss",
+    "kl_loss",
+    "entropy",
+    "log_probs",
+    "ppo_kl",
+    "train_rollout_logprob_abs_diff",
+    "grad_norm",
+    "lr",
+    "tokens",
+    "steps",
+    "opsm_clipfrac",
+    "pg_clipfrac",
+    "reward_kl",
+    "tis",
+    "rs_rejected",
+    "mismatch_ess",
+    "value_loss",
+    "values",
+    "returns",
+    "value_clipfrac",
+    "critic_grad_norm",
+)
 EVERYWHERE = [
-    "grpo", "grpo_packed_small", "grpo_per_token", "grpo_untied", "grpo_two_steps_a_rollout", "grpo_recomputed", "sft",
-    "grpo_fanned_out_balanced", *ESTIMATORS[1:],
-]  # fmt: skip
+    "grpo",
+    "grpo_packed_small",
+    "grpo_per_token",
+    "grpo_untied",
+    "grpo_two_steps_a_rollout",
+    "grpo_recomputed",
+    "sft",
+    "grpo_fanned_out_balanced",
+    *ESTIMATORS[1:],
+]
 ALSO_DP2 = [
-    "grpo_static", "grpo_chunks_of_a_row", "grpo_oversize_isolated", "grpo_per_token_packed_small", "grpo_rollout_log_probs",
-    "grpo_rollout_log_probs_nan_where_masked", "sft_packed_small", *(f"{e}_packed_small" for e in ESTIMATORS[1:]),
-    "grpo_fanned_out", "grpo_fanned_out_two_steps", "grpo_fanned_out_two_steps_balanced",
-]  # fmt: skip
+    "grpo_static",
+    "grpo_chunks_of_a_row",
+    "grpo_oversize_isolated",
+    "grpo_per_token_packed_small",
+    "grpo_rollout_log_probs",
+    "grpo_rollout_log_probs_nan_where_masked",
+    "sft_packed_small",
+    *(f"{e}_packed_small" for e in ESTIMATORS[1:]),
+    "grpo_fanned_out",
+    "grpo_fanned_out_two_steps",
+    "grpo_fanned_out_two_steps_balanced",
+]
 REPLAYED = ["moe_replay", "latent_rollout_replay"]
 LAYOUT_CASES = [
-    (layout, case) for layout in layout_launch.LAYOUTS[1:] for case in (layout_launch.OVER_FOUR if layout == "tp2_cp2" else EVERYWHERE)
+    (layout, case)
+    for layout in layout_launch.LAYOUTS[1:]
+    for case in (layout_launch.OVER_FOUR if layout == "tp2_cp2" else EVERYWHERE)
 ]
 LAYOUT_CASES += [("dp2", case) for case in ALSO_DP2]
 LAYOUT_CASES += [(layout, case) for layout in layout_launch.LAYOUTS[1:] for case in layout_launch.IN_DENSE_LAYOUTS]
@@ -47,7 +84,14 @@ def assert_same(got: list[dict], want: list[dict]) -> None:
     [
         *(
             ("single", case)
-            for case in ("grpo", "grpo_per_token", "grpo_untied", "grpo_rollout_log_probs", "sft", "grpo_fanned_out_balanced")
+            for case in (
+                "grpo",
+                "grpo_per_token",
+                "grpo_untied",
+                "grpo_rollout_log_probs",
+                "sft",
+                "grpo_fanned_out_balanced",
+            )
         ),
         *((layout_launch.OTHER, case) for case in ("grpo", "grpo_per_token", "sft")),
     ],
@@ -67,7 +111,8 @@ def test_another_instruction_set_and_thread_count_train_alike(case):
 
 
 def test_one_rounding_in_every_weight_stays_within_the_bound():
-    """Else rounding alone, on some processor, could break what the other tests compare, and no bound of theirs would be right."""
+    """Else rounding alone, on some processor, could break what the other tests compare, and no bound of theirs would be
+    right."""
     (single,) = layout_launch.ranks("single")
     for got, want in zip(single["rounded"][2:], single["saved"]["metrics"], strict=True):
         assert got == rounding.close(want)
@@ -101,22 +146,30 @@ def test_packing_and_recomputation_do_not_change_a_step(case, other):
 
 def test_tokens_go_to_the_experts_that_the_engine_chose():
     (rank,) = layout_launch.ranks("single")
-    assert rank["replay"]["told_the_same"] < 1e-6 and rank["replay"]["biases"] == 3 and rank["replay"]["told_another"] > 0.1
+    assert (
+        rank["replay"]["told_the_same"] < 1e-6
+        and rank["replay"]["biases"] == 3
+        and rank["replay"]["told_another"] > 0.1
+    )
 
 
 @pytest.mark.parametrize("layout", [*layout_launch.LAYOUTS, *layout_launch.OF_EXPERTS])
 def test_load_balancing_weighs_the_same_whether_samples_or_tokens_are_averaged(layout):
-    """Data-parallel ranks and micro-batches weigh alike in one way and by their tokens in the other; padding counts in the other alone."""
+    """Data-parallel ranks and micro-batches weigh alike in one way and by their tokens in the other; padding counts in
+    the other alone."""
     (alone,) = layout_launch.ranks("single")
     ranks_differ = layout.startswith(("dp2", "ep2", "pp2_ep2", "vpp2"))
     for rank in layout_launch.ranks(layout):
         if rank["balance"]["by_sample"] is not None:
             for way, tolerance in (("by_sample", 2e-3), ("by_token", 0.02)):
-                assert rank["balance"][way] == pytest.approx(alone["balance"]["by_sample"], rel=0.05 if ranks_differ else tolerance)
+                assert rank["balance"][way] == pytest.approx(
+                    alone["balance"]["by_sample"], rel=0.05 if ranks_differ else tolerance
+                )
 
 
 @pytest.mark.parametrize(
-    "layout, case", [(layout, "grpo_recomputed") for layout in layout_launch.LAYOUTS] + [("single", "grpo_recomputed_selectively")]
+    "layout, case",
+    [(layout, "grpo_recomputed") for layout in layout_launch.LAYOUTS] + [("single", "grpo_recomputed_selectively")],
 )
 def test_recomputed_activations_change_nothing(layout, case):
     steps = layout_launch.reported(layout)
@@ -154,7 +207,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(layout):
 def test_a_teacher_from_a_checkpoint_leaves_the_policy_alone(layout):
     for rank in layout_launch.ranks(f"{layout}:resume"):
         got = rank["resume"]
-        assert got["differing_beside_a_teacher"] == 0 and got["differing_teacher"] == 0 and got["first_step_beside_a_teacher_equal"]
+        assert (
+            got["differing_beside_a_teacher"] == 0
+            and got["differing_teacher"] == 0
+            and got["first_step_beside_a_teacher_equal"]
+        )
 
 
 @pytest.mark.parametrize("layout", layout_launch.SAVING)

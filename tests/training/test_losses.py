@@ -1,4 +1,5 @@
-"""The parts of the policy loss against plain references: values in ``math``, gradients from the formula's derivative."""
+"""The parts of the policy loss against plain references: values in ``math``, gradients from the formula's
+derivative."""
 
 import decimal
 import math
@@ -34,7 +35,9 @@ def test_kl_values_and_gradients(kind):
     got_T = losses.kl(log_probs_T, ref_T, kind)
     torch.testing.assert_close(got_T.tolist(), [KL[kind](d) for d in log_ratios], rtol=1e-12, atol=1e-15)
     got_T.sum().backward()
-    torch.testing.assert_close(log_probs_T.grad.tolist(), [KL_GRADIENT[kind](d) for d in log_ratios], rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(
+        log_probs_T.grad.tolist(), [KL_GRADIENT[kind](d) for d in log_ratios], rtol=1e-12, atol=1e-15
+    )
 
 
 def test_small_kl_keeps_its_digits_in_float32():
@@ -74,7 +77,9 @@ def ppo(log_ratio: float, advantage: float, low: float, high: float) -> tuple[fl
 
 @pytest.mark.parametrize("low, high", [(0.2, 0.2), (0.2, 0.28), (0.1, 0.5)])
 def test_clip_and_clip_higher(low, high):
-    cases = [(d, a) for d in (-1.5, -0.3, -0.2, -0.01, 0.0, 0.01, 0.21, 0.26, 0.6, 2.0) for a in (-2.0, -0.5, 0.0, 0.5, 2.0)]
+    cases = [
+        (d, a) for d in (-1.5, -0.3, -0.2, -0.01, 0.0, 0.01, 0.21, 0.26, 0.6, 2.0) for a in (-2.0, -0.5, 0.0, 0.5, 2.0)
+    ]
     old_T = torch.linspace(-5, -0.1, len(cases), dtype=torch.float64)
     log_probs_T = (old_T + torch.tensor([d for d, _ in cases], dtype=torch.float64)).requires_grad_()
     advantages_T = torch.tensor([a for _, a in cases], dtype=torch.float64)
@@ -138,7 +143,8 @@ def test_sample_weights_average_over_tokens_then_samples():
 
 def test_siblings_share_a_denominator():
     """Three executions: of 1, 3 and 2 samples, apart from one another; the last without a trained token."""
-    executions, sums = [7, 3, 9, 3, 3, 9], [5, 2, 0, 0, 8, 0]
+    executions = [7, 3, 9, 3, 3, 9]
+    sums = [5, 2, 0, 0, 8, 0]
     want = [1 / (max(sum(n for n, e in zip(sums, executions) if e == own), 1) * 3) for own in executions]
     weights_N = losses.sample_weights(torch.tensor(sums), torch.tensor(executions), 3, per_token=False)
     torch.testing.assert_close(weights_N.tolist(), want, rtol=1e-6, atol=0)
@@ -151,10 +157,13 @@ def test_siblings_share_a_denominator():
 
 def test_unbiased_kl_is_the_estimate_weighted_by_the_ratio():
     log_probs_T = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
-    ref_T, old_T = torch.tensor([-1.5, -1.8, -0.5]).double(), torch.tensor([-1.2, -2.4, -0.1]).double()
+    ref_T = torch.tensor([-1.5, -1.8, -0.5]).double()
+    old_T = torch.tensor([-1.2, -2.4, -0.1]).double()
     for kind in losses.KL_TYPES:
         got_T = losses.kl(log_probs_T, ref_T, kind, old_T)
-        want = [math.exp(p - o) * KL[kind](p - r) for p, r, o in zip(log_probs_T.tolist(), ref_T.tolist(), old_T.tolist())]
+        want = [
+            math.exp(p - o) * KL[kind](p - r) for p, r, o in zip(log_probs_T.tolist(), ref_T.tolist(), old_T.tolist())
+        ]
         torch.testing.assert_close(got_T.tolist(), want, rtol=1e-12, atol=1e-15)
     far = torch.tensor([-300.0], requires_grad=True)
     losses.kl(far, torch.zeros(1), "low_var_kl", far.detach()).sum().backward()
@@ -183,10 +192,13 @@ def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
 
 def test_cispo_clips_the_weight_and_keeps_every_gradient():
     log_probs_T = torch.tensor([-0.5, -2.0, -1.0], dtype=torch.float64, requires_grad=True)
-    old_T, advantages_T = torch.tensor([-1.5, -0.5, -1.0]).double(), torch.tensor([1.0, -0.7, 2.0]).double()
+    old_T = torch.tensor([-1.5, -0.5, -1.0]).double()
+    advantages_T = torch.tensor([1.0, -0.7, 2.0]).double()
     loss_T, clipped_T = losses.cispo_loss(log_probs_T, old_T, advantages_T, 0.2, 0.28)
     weights = [1.28, 0.8, 1.0]
-    torch.testing.assert_close(loss_T.tolist(), [-w * a * p for w, a, p in zip(weights, advantages_T.tolist(), log_probs_T.tolist())])
+    torch.testing.assert_close(
+        loss_T.tolist(), [-w * a * p for w, a, p in zip(weights, advantages_T.tolist(), log_probs_T.tolist())]
+    )
     loss_T.sum().backward()
     torch.testing.assert_close(log_probs_T.grad.tolist(), [-w * a for w, a in zip(weights, advantages_T.tolist())])
     assert clipped_T.tolist() == [True, True, False]
@@ -194,7 +206,8 @@ def test_cispo_clips_the_weight_and_keeps_every_gradient():
 
 def test_sample_means_and_their_gradient_leave_out_what_is_masked():
     values_T = torch.tensor([1.0, math.nan, 3.0, 5.0, math.inf], dtype=torch.float64, requires_grad=True)
-    mask_T, sample_T = torch.tensor([True, False, True, True, False]), torch.tensor([0, 0, 0, 1, 2])
+    mask_T = torch.tensor([True, False, True, True, False])
+    sample_T = torch.tensor([0, 0, 0, 1, 2])
     means_T = losses.sample_means(values_T, mask_T, sample_T, 3)
     assert means_T.tolist() == [2.0, 2.0, 2.0, 5.0, 0.0]
     losses.masked(means_T, mask_T).sum().backward()
@@ -202,28 +215,38 @@ def test_sample_means_and_their_gradient_leave_out_what_is_masked():
 
 
 def test_off_policy_sequence_masking():
-    gap_T, advantages_T = torch.tensor([0.5, 0.5, 0.01, -1.0]), torch.tensor([-1.0, 1.0, -1.0, -1.0])
+    gap_T = torch.tensor([0.5, 0.5, 0.01, -1.0])
+    advantages_T = torch.tensor([-1.0, 1.0, -1.0, -1.0])
     assert losses.off_policy_sequence_mask(gap_T, advantages_T, 0.1).tolist() == [False, True, True, True]
 
 
 def test_value_loss_takes_the_larger_of_clipped_and_plain():
     values_T = torch.tensor([1.0, 0.5, 0.0, 0.3], dtype=torch.float64, requires_grad=True)
-    old_T, returns_T = torch.tensor([0.0, 0.4, 0.0, 0.9]).double(), torch.tensor([1.0, 1.0, -1.0, 0.2]).double()
+    old_T = torch.tensor([0.0, 0.4, 0.0, 0.9]).double()
+    returns_T = torch.tensor([1.0, 1.0, -1.0, 0.2]).double()
     loss_T, clipped_T = losses.value_loss(values_T, old_T, returns_T, 0.2)
-    want = [max((v - r) ** 2, (max(o - 0.2, min(o + 0.2, v)) - r) ** 2) for v, o, r in zip(values_T.tolist(), old_T.tolist(), returns_T.tolist())]
+    want = [
+        max((v - r) ** 2, (max(o - 0.2, min(o + 0.2, v)) - r) ** 2)
+        for v, o, r in zip(values_T.tolist(), old_T.tolist(), returns_T.tolist())
+    ]
     torch.testing.assert_close(loss_T.tolist(), want)
     loss_T.sum().backward()
     assert clipped_T.tolist() == [True, False, False, True] and values_T.grad[[0, 3]].tolist() == [0.0, 0.0]
 
 
-# -- exponents far out -----------------------------------------------------------------------------------------------------
+# -- exponents far out
+# -----------------------------------------------------------------------------------------------------
 
 FAR = [-1e4, -100.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 100.0, 1e4]
-FLOAT32_MAX, SMALLEST_NORMAL = decimal.Decimal(torch.finfo(torch.float32).max), decimal.Decimal(torch.finfo(torch.float32).tiny)
+FLOAT32_MAX = decimal.Decimal(torch.finfo(torch.float32).max)
+SMALLEST_NORMAL = decimal.Decimal(torch.finfo(torch.float32).tiny)
 
 
-def clipped(log_ratio: float, advantage: float, low: float, high: float, dual_clip: float | None) -> tuple[float, float]:
-    """Loss of PPO's eq. 7 with dual clip, and its derivative in the new log-probability, case by case: 0 where a bound decides."""
+def clipped(
+    log_ratio: float, advantage: float, low: float, high: float, dual_clip: float | None
+) -> tuple[float, float]:
+    """Loss of PPO's eq. 7 with dual clip, and its derivative in the new log-probability, case by case: 0 where a bound
+    decides."""
     if advantage == 0:
         return 0.0, 0.0
     if advantage > 0 and log_ratio > math.log1p(high):
@@ -237,11 +260,17 @@ def clipped(log_ratio: float, advantage: float, low: float, high: float, dual_cl
 
 
 def same_or_overflown(got: float, want: float, dtype: torch.dtype, scale: float | None = None) -> bool:
-    """What a bound leaves out is exact, what overflows is seen to, and the rest is equal within the rounding of a few operations
-    on numbers of size ``scale`` (the result's own, unless they cancel); or, below the smallest normal number, within that."""
+    """What a bound leaves out is exact, what overflows is seen to, and the rest is equal within the rounding of a few
+    operations
+    on numbers of size ``scale`` (the result's own, unless they cancel); or, below the smallest normal number, within
+    that.
+    """
     if want in (0.0, math.inf, -math.inf):
         return abs(got) == abs(want)
-    return abs(got - want) <= 8 * torch.finfo(dtype).eps * (abs(want) if scale is None else scale) + torch.finfo(dtype).tiny
+    return (
+        abs(got - want)
+        <= 8 * torch.finfo(dtype).eps * (abs(want) if scale is None else scale) + torch.finfo(dtype).tiny
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -249,7 +278,9 @@ def same_or_overflown(got: float, want: float, dtype: torch.dtype, scale: float 
 def test_what_the_clip_leaves_out_has_no_gradient_however_far_out(dtype, dual_clip):
     cases = [(d, a) for d in (*FAR, math.inf, -math.inf) for a in (-2.0, 0.0, 0.5)]
     log_ratio_T = torch.tensor([d for d, _ in cases], dtype=dtype, requires_grad=True)
-    loss_T, _ = losses.clipped_policy_loss(log_ratio_T, torch.tensor([a for _, a in cases], dtype=dtype), 0.2, 0.28, dual_clip)
+    loss_T, _ = losses.clipped_policy_loss(
+        log_ratio_T, torch.tensor([a for _, a in cases], dtype=dtype), 0.2, 0.28, dual_clip
+    )
     loss_T.sum().backward()
     largest = math.log(torch.finfo(dtype).max)
     for d, (_, a), value, slope in zip(log_ratio_T.tolist(), cases, loss_T.tolist(), log_ratio_T.grad.tolist()):
@@ -260,15 +291,20 @@ def test_what_the_clip_leaves_out_has_no_gradient_however_far_out(dtype, dual_cl
 
 
 @given(
-    st.floats(-1e4, 1e4) | st.floats(-2, 2), st.just(0.0) | st.floats(-50, 50), st.floats(0, 0.9), st.floats(0, 3),
+    st.floats(-1e4, 1e4) | st.floats(-2, 2),
+    st.just(0.0) | st.floats(-50, 50),
+    st.floats(0, 0.9),
+    st.floats(0, 3),
     st.none() | st.floats(1.01, 9),
-)  # fmt: skip
+)
 def test_a_clipped_loss_is_the_papers_for_any_ratio_and_advantage(log_ratio, advantage, low, high, dual_clip):
     bounds = [1 - low, 1 + high, dual_clip or 1 + high]
     assume(all(abs(log_ratio - math.log(bound)) > 1e-9 for bound in bounds))
     assume(advantage == 0 or abs(advantage) > 1e-9)
     log_ratio_T = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
-    loss_T, _ = losses.clipped_policy_loss(log_ratio_T, torch.tensor([advantage], dtype=torch.float64), low, high, dual_clip)
+    loss_T, _ = losses.clipped_policy_loss(
+        log_ratio_T, torch.tensor([advantage], dtype=torch.float64), low, high, dual_clip
+    )
     loss_T.sum().backward()
     for got, want in zip((loss_T.item(), log_ratio_T.grad.item()), clipped(log_ratio, advantage, low, high, dual_clip)):
         assert same_or_overflown(got, want, torch.float64), (got, want)
@@ -277,7 +313,8 @@ def test_a_clipped_loss_is_the_papers_for_any_ratio_and_advantage(log_ratio, adv
 def test_a_token_left_out_has_neither_loss_nor_gradient_whatever_its_ratio():
     """What rejection or OPSM leaves out has a negative advantage as a rule: no bound of the clip is above its ratio."""
     log_ratio_T = torch.tensor([100.0, 1e4, math.inf, 0.1], requires_grad=True)
-    advantages_T, kept_T = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([False, False, False, True])
+    advantages_T = torch.tensor([-1.0, -1.0, -1.0, -1.0])
+    kept_T = torch.tensor([False, False, False, True])
     loss_T, clipped_T = losses.clipped_policy_loss(log_ratio_T, advantages_T, 0.2, 0.2, kept_T=kept_T)
     loss_T.sum().backward()
     assert loss_T.tolist()[:3] == [0, 0, 0] and log_ratio_T.grad.tolist()[:3] == [0, 0, 0] and not clipped_T.any()
@@ -300,9 +337,11 @@ def test_cispo_far_out_has_the_weight_of_its_bound(advantage):
 
 
 def kl_reference(kind: str, d: float, e: float) -> tuple[decimal.Decimal, decimal.Decimal, decimal.Decimal]:
-    """``exp(e) * estimate(d)`` with d = lp - ref and e = lp - old, its derivative in lp where the weight has one as well, and the
+    """``exp(e) * estimate(d)`` with d = lp - ref and e = lp - old, its derivative in lp where the weight has one as
+    well, and the
     size of what they are sums of, 0 where a clamp left that out: in decimals, which do not overflow."""
-    d, weight = decimal.Decimal(d), decimal.Decimal(e).exp()
+    d = decimal.Decimal(d)
+    weight = decimal.Decimal(e).exp()
     size = max(weight, SMALLEST_NORMAL)
     if kind == "k1":
         return weight * d, weight * (1 + d), size * (1 + abs(d))
@@ -317,8 +356,11 @@ def kl_reference(kind: str, d: float, e: float) -> tuple[decimal.Decimal, decima
 @pytest.mark.parametrize("kind", losses.KL_TYPES)
 @pytest.mark.parametrize("log_weight", FAR)
 def test_a_weighted_kl_overflows_only_where_its_terms_do(kind, log_weight):
-    """No 0 * inf where a small weight takes a large estimate back, a large weight has nothing to weigh, or a clamp leaves it out."""
-    log_probs_T, d_T, e_T = torch.zeros(len(FAR), requires_grad=True), torch.tensor(FAR), torch.full((len(FAR),), log_weight)
+    """No 0 * inf where a small weight takes a large estimate back, a large weight has nothing to weigh, or a clamp
+    leaves it out."""
+    log_probs_T = torch.zeros(len(FAR), requires_grad=True)
+    d_T = torch.tensor(FAR)
+    e_T = torch.full((len(FAR),), log_weight)
     got_T = losses.kl(log_probs_T, -d_T, kind, -e_T)
     got_T.sum().backward()
     with decimal.localcontext(prec=60):
@@ -327,5 +369,9 @@ def test_a_weighted_kl_overflows_only_where_its_terms_do(kind, log_weight):
             overflows = any(abs(want) > FLOAT32_MAX for want in wanted)
             for got, want in zip(found, wanted):
                 if size <= FLOAT32_MAX or (not overflows and math.isfinite(got)):
-                    assert same_or_overflown(got, float(want), torch.float32, float(min(size, FLOAT32_MAX))), (d, got, want)
+                    assert same_or_overflown(got, float(want), torch.float32, float(min(size, FLOAT32_MAX))), (
+                        d,
+                        got,
+                        want,
+                    )
             assert not overflows or not all(map(math.isfinite, found)), "what overflows is seen to"

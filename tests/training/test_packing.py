@@ -31,13 +31,17 @@ def check(plan: packing.Schedule, positions, dp: int, multiple: int) -> list[lis
 @given(**CASES, oversize=st.sampled_from(["isolate", "drop"]))
 def test_dynamic_schedules(lengths, dp, multiple, max_tokens, oversize):
     positions = list(range(len(lengths)))
-    plan = packing.schedule(positions, lengths, dp, max_tokens=max_tokens, micro_batch_size=1, oversize=oversize, multiple=multiple)
+    plan = packing.schedule(
+        positions, lengths, dp, max_tokens=max_tokens, micro_batch_size=1, oversize=oversize, multiple=multiple
+    )
     bins = check(plan, positions, dp, multiple)
     over = {i for i in positions if lengths[i] > max_tokens}
     for b in bins:
         assert sum(lengths[i] for i in b) <= max_tokens or (len(b) == 1 and b[0] in over)
     assert set(plan.dropped) == (over if oversize == "drop" else set())
-    again = packing.schedule(positions, lengths, dp, max_tokens=max_tokens, micro_batch_size=1, oversize=oversize, multiple=multiple)
+    again = packing.schedule(
+        positions, lengths, dp, max_tokens=max_tokens, micro_batch_size=1, oversize=oversize, multiple=multiple
+    )
     assert again == plan, "every rank computes the same schedule by itself"
 
 
@@ -52,7 +56,13 @@ def test_static_schedules(lengths, dp, multiple, size):
 def test_fail_raises_exactly_when_a_sample_is_over_the_cap(lengths, dp, multiple, max_tokens):
     def plan():
         return packing.schedule(
-            range(len(lengths)), lengths, dp, max_tokens=max_tokens, micro_batch_size=1, oversize="fail", multiple=multiple
+            range(len(lengths)),
+            lengths,
+            dp,
+            max_tokens=max_tokens,
+            micro_batch_size=1,
+            oversize="fail",
+            multiple=multiple,
         )
 
     if max(lengths, default=0) > max_tokens:
@@ -72,7 +82,8 @@ def squares(lengths):
 
 @given(**CASES, dynamic=st.booleans())
 def test_dealing_by_cost_keeps_packs_and_is_never_worse(lengths, dp, multiple, max_tokens, dynamic):
-    positions, costs = list(range(len(lengths))), squares(lengths)
+    positions = list(range(len(lengths)))
+    costs = squares(lengths)
     given = {"max_tokens": max_tokens if dynamic else None, "micro_batch_size": 2, "multiple": multiple}
     plain = packing.schedule(positions, lengths, dp, **given)
     plan = packing.schedule(positions, lengths, dp, **given, deal_by=costs)
@@ -84,7 +95,8 @@ def test_dealing_by_cost_keeps_packs_and_is_never_worse(lengths, dp, multiple, m
 
 @given(**CASES, oversize=st.sampled_from(["isolate", "drop"]))
 def test_packs_by_cost_never_exceed_the_cap(lengths, dp, multiple, max_tokens, oversize):
-    positions, costs = list(range(len(lengths))), squares(lengths)
+    positions = list(range(len(lengths)))
+    costs = squares(lengths)
     given = {"max_tokens": max_tokens, "micro_batch_size": 1, "oversize": oversize, "multiple": multiple}
     plan = packing.schedule(positions, lengths, dp, **given, pack_by=costs, deal_by=costs)
     over = {i for i in positions if lengths[i] > max_tokens}
@@ -95,8 +107,11 @@ def test_packs_by_cost_never_exceed_the_cap(lengths, dp, multiple, max_tokens, o
 
 def test_packs_and_ranks_by_cost_are_more_even():
     lengths = [(7 * i) % 61 + 1 for i in range(600)]
-    costs, given = squares(lengths), {"max_tokens": 128, "micro_batch_size": 1}
-    plain, dealt, packed = (packing.schedule(range(600), lengths, 4, **given, **by) for by in ({}, {"deal_by": costs}, {"pack_by": costs}))
+    costs = squares(lengths)
+    given = {"max_tokens": 128, "micro_batch_size": 1}
+    plain, dealt, packed = (
+        packing.schedule(range(600), lengths, 4, **given, **by) for by in ({}, {"deal_by": costs}, {"pack_by": costs})
+    )
 
     def spread(values):
         return max(values) / min(values)

@@ -73,7 +73,8 @@ def test_a_teachers_column_gives_the_advantages_of_the_formula(layout):
 def global_batch_mask() -> int:
     """Trained tokens of the batch; its own module needs Megatron."""
     rng = np.random.default_rng(7)
-    _, responses = rng.integers(1, 21, 16), rng.integers(1, 25, 16)
+    _ = rng.integers(1, 21, 16)
+    responses = rng.integers(1, 25, 16)
     responses[[9, 15]], responses[3] = 0, 1
     mask = rng.random(responses.sum()) > 0.2
     mask[np.isin(np.repeat(np.arange(16), responses), [5, 10])] = False
@@ -91,7 +92,8 @@ def test_old_log_probs_are_of_the_weights_that_generated(layout):
     for name in ("kept", "not_kept"):
         want = sum(got[name]["want"] for got in (ranks if layout == "dp2" else ranks[:1]))
         assert reporting[name]["pg_loss"] == pytest.approx(want, rel=1e-4, abs=1e-6)
-    kept, not_kept = reporting["kept"], reporting["not_kept"]
+    kept = reporting["kept"]
+    not_kept = reporting["not_kept"]
     assert kept["ppo_kl"] != 0 and not_kept["ppo_kl"] == 0
     assert kept["second"] == pytest.approx(kept["first"], rel=1e-5) and not_kept["first"] and not_kept["second"] is None
 
@@ -104,7 +106,9 @@ def test_a_users_weights_of_tokens(layout):
         assert got["plain-tis"] > 1e-4 and got["plain-thousandth"] > 1e-4
     (got,) = [rank for rank in ranks if rank["plain"]]
     assert got["mean"]["pg_loss"] == pytest.approx(got["plain"]["pg_loss"], rel=1e-4, abs=1e-6)
-    assert got["own_tis"]["mine"] == pytest.approx(got["tis"]["mismatch_ratio"], rel=1e-5) and got["measured"]["mine"] > 0
+    assert (
+        got["own_tis"]["mine"] == pytest.approx(got["tis"]["mismatch_ratio"], rel=1e-5) and got["measured"]["mine"] > 0
+    )
     first = got["per_token"]
     assert first["thousandth"]["pg_loss"] == pytest.approx(first["plain"]["pg_loss"] / 1000, rel=0.05, abs=1e-6)
 
@@ -115,7 +119,9 @@ def test_log_probs_among_what_sampling_left(layout):
     for got in ranks:
         assert got["worst"] < 1e-5 and got["count"] and "have no rollout_top_p_token_ids" in got["missing"]
     (got,) = [rank for rank in ranks if rank["cut"]]
-    assert got["cut"]["entropy"] == pytest.approx(got["whole"]["entropy"], rel=1e-5), "of the whole distribution in both"
+    assert got["cut"]["entropy"] == pytest.approx(got["whole"]["entropy"], rel=1e-5), (
+        "of the whole distribution in both"
+    )
     assert got["cut"]["log_probs"] > got["whole"]["log_probs"] + 1 and math.isfinite(got["cut"]["grad_norm"])
 
 
@@ -129,7 +135,8 @@ def test_the_critic_trains_alone_first_and_resumes_to_the_last_bit(layout):
 
 
 def test_what_is_left_out_changes_no_gradient_however_far_out_it_is():
-    """By the clip, dual clip, an advantage of 0, rejection, OPSM, a coefficient of 0, or the mask of a user's own loss."""
+    """By the clip, dual clip, an advantage of 0, rejection, OPSM, a coefficient of 0, or the mask of a user's own
+    loss."""
     (got,) = found("single", "far_out")
     assert len(got) == 7 * 3 + 2
     for name, case in got.items():
@@ -141,7 +148,9 @@ def test_samples_without_a_column_that_is_needed_are_named():
     assert said == {
         name: f"the samples have no {column}, which the options need; a custom generate function must fill it in"
         for name, column in (
-            ("use_rollout_logprobs", "rollout_log_probs"), ("use_tis", "rollout_log_probs"), ("use_top_p_replay", "rollout_top_p_token_ids"),
+            ("use_rollout_logprobs", "rollout_log_probs"),
+            ("use_tis", "rollout_log_probs"),
+            ("use_top_p_replay", "rollout_top_p_token_ids"),
             ("use_rollout_routing_replay", "rollout_routed_experts"),
         )
-    }  # fmt: skip
+    }

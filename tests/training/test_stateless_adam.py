@@ -9,8 +9,10 @@ from slime_cli.training.stateless_adam import StatelessAdam
 
 def first_adam_step(p, g, lr, eps, weight_decay, beta1, beta2):
     """AdamW's algorithm 2 at t = 1, from zero moments."""
-    m, v = (1 - beta1) * g, (1 - beta2) * g * g
-    m_hat, v_hat = m / (1 - beta1), v / (1 - beta2)
+    m = (1 - beta1) * g
+    v = (1 - beta2) * g * g
+    m_hat = m / (1 - beta1)
+    v_hat = v / (1 - beta2)
     return p - lr * weight_decay * p - lr * m_hat / (np.sqrt(v_hat) + eps)
 
 
@@ -37,7 +39,8 @@ def test_every_step_is_adams_first(betas):
 
 def test_it_is_torchs_adamw_started_anew_each_step():
     torch.manual_seed(0)
-    one, other = torch.nn.Parameter(torch.randn(64)), torch.nn.Parameter(torch.empty(64))
+    one = torch.nn.Parameter(torch.randn(64))
+    other = torch.nn.Parameter(torch.empty(64))
     other.data.copy_(one.data)
     stateless = StatelessAdam([{"params": [one], "lr": 1e-2, "eps": 1e-8, "weight_decay": 0.1}])
     for _ in range(3):

@@ -14,25 +14,38 @@ from slime_cli.training.advantages import Shape
 SIZES = np.array([3, 0, 2])
 LENGTHS = np.array([5, 4, 3])
 MASK = np.array([1, 0, 1, 1, 1], bool)
-OLD, ROLLOUT = np.array([-1, np.nan, -2, -3, -1.0]), np.array([-1, np.inf, -1, -3, -2.0])
+OLD = np.array([-1, np.nan, -2, -3, -1.0])
+ROLLOUT = np.array([-1, np.inf, -1, -3, -2.0])
 
 
 def weigh(function):
-    return user_weights.importance(function, types.SimpleNamespace(limit=2.0), LENGTHS, OLD, ROLLOUT, Shape(SIZES, MASK))
+    return user_weights.importance(
+        function, types.SimpleNamespace(limit=2.0), LENGTHS, OLD, ROLLOUT, Shape(SIZES, MASK)
+    )
 
 
 def test_a_function_sees_the_whole_batch_sample_by_sample_without_what_is_masked():
     seen = {}
 
     def tis(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths):
-        seen.update(vars(), lists=[[x.tolist() for x in column] for column in (train_log_probs, rollout_log_probs, loss_masks)])
+        seen.update(
+            vars(), lists=[[x.tolist() for x in column] for column in (train_log_probs, rollout_log_probs, loss_masks)]
+        )
         ratio = torch.cat([(a - b).exp() for a, b in zip(train_log_probs, rollout_log_probs)])
         kept = [torch.ones(3), torch.ones(0), torch.tensor([1.0, 0.0])]
-        return pg_loss * ratio.clamp(max=args.limit), kept, {"ratio": ratio, "parts": list(ratio.split([3, 0, 2])), "n": 3}
+        return (
+            pg_loss * ratio.clamp(max=args.limit),
+            kept,
+            {"ratio": ratio, "parts": list(ratio.split([3, 0, 2])), "n": 3},
+        )
 
     weights_R, metrics = weigh(tis)
     assert seen["lists"] == [[[-1, 0, -2], [], [-3, -1]], [[-1, 0, -1], [], [-3, -2]], [[1, 0, 1], [], [1, 1]]]
-    assert seen["total_lengths"] == [5, 4, 3] and seen["response_lengths"] == [3, 0, 2] and seen["pg_loss"].tolist() == [1] * 5
+    assert (
+        seen["total_lengths"] == [5, 4, 3]
+        and seen["response_lengths"] == [3, 0, 2]
+        and seen["pg_loss"].tolist() == [1] * 5
+    )
     np.testing.assert_allclose(weights_R, [1, 0, np.exp(-1), 1, 0], rtol=1e-6)
     mean = (1 + np.exp(-1) + 1 + np.exp(1)) / 4
     assert metrics == {"ratio": pytest.approx(mean), "parts": pytest.approx(mean), "n": 3}
@@ -106,7 +119,12 @@ def test_a_signature_that_does_not_fit_is_refused_when_loaded(tmp_path):
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [(None, "NoneType"), (torch.zeros(()), "Tensor"), ((torch.zeros(2), {}), "Tensor, dict"), ((torch.zeros(()), 1.0), "Tensor, float")],
+    [
+        (None, "NoneType"),
+        (torch.zeros(()), "Tensor"),
+        ((torch.zeros(2), {}), "Tensor, dict"),
+        ((torch.zeros(()), 1.0), "Tensor, float"),
+    ],
 )
 def test_a_loss_function_that_returns_something_else_is_named(answer, said):
     from slime_cli.training import objective  # imports Megatron

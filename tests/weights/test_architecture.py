@@ -10,17 +10,38 @@ from slime_cli.weights import architecture
 from slime_cli.weights.families import FAMILIES
 
 BASE = dict(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5,
-    max_position_embeddings=512, vocab_size=96, rope_theta=1e6,
-)  # fmt: skip
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=512,
+    vocab_size=96,
+    rope_theta=1e6,
+)
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=32)
-ROUTED = EXPERTS | dict(n_routed_experts=8, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True)
+ROUTED = EXPERTS | dict(
+    n_routed_experts=8, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True
+)
 LATENT = dict(q_lora_rank=32, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24)
-YARN = dict(type="yarn", factor=40, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1, original_max_position_embeddings=4096)
+YARN = dict(
+    type="yarn",
+    factor=40,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+    beta_fast=32,
+    beta_slow=1,
+    original_max_position_embeddings=4096,
+)
 DELTA = dict(
-    linear_conv_kernel_dim=4, linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
+    linear_conv_kernel_dim=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
     shared_expert_intermediate_size=32,
-)  # fmt: skip
+)
 INDEXER = dict(index_topk=8, index_head_dim=8, index_n_heads=2)
 MORE = {
     "Qwen3MoeForCausalLM": EXPERTS | dict(num_experts=8, norm_topk_prob=True),
@@ -52,8 +73,12 @@ def test_megatrons_parser_reads_back_what_is_derived(name):
 
 def test_dense_families():
     qwen2, qwen3, llama = (derive(f"{name}ForCausalLM") for name in ("Qwen2", "Qwen3", "Llama"))
-    assert qwen2["add_qkv_bias"] and "qk_layernorm" not in qwen2 and qwen3["qk_layernorm"] and "add_qkv_bias" not in llama
-    assert qwen3["layernorm_epsilon"] == 1e-5 and qwen3["add_bias_linear"] is False and qwen3["rotary_base"] == 1_000_000
+    assert (
+        qwen2["add_qkv_bias"] and "qk_layernorm" not in qwen2 and qwen3["qk_layernorm"] and "add_qkv_bias" not in llama
+    )
+    assert (
+        qwen3["layernorm_epsilon"] == 1e-5 and qwen3["add_bias_linear"] is False and qwen3["rotary_base"] == 1_000_000
+    )
     assert qwen3["kv_channels"] == 16 and derive("Qwen3ForCausalLM", head_dim=32)["kv_channels"] == 32
     tied = derive("Qwen3ForCausalLM", tie_word_embeddings=True)
     assert qwen3["untie_embeddings_and_output_weights"] and not tied["untie_embeddings_and_output_weights"]
@@ -64,11 +89,19 @@ def test_both_spellings_of_rope_mean_the_same():
     old = derive("DeepseekV3ForCausalLM")
     rope = YARN | {"rope_type": "yarn", "rope_theta": 1e6}
     new = derive("DeepseekV3ForCausalLM", rope_scaling=None, rope_theta=None, rope_parameters=rope)
-    assert old == new and old["rope_type"] == "yarn" and old["rotary_scaling_factor"] == 40 and old["yarn_beta_fast"] == 32
+    assert (
+        old == new and old["rope_type"] == "yarn" and old["rotary_scaling_factor"] == 40 and old["yarn_beta_fast"] == 32
+    )
 
 
 def test_llama3_scaling_and_what_megatron_cannot_do_of_it():
-    scaling = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+    scaling = dict(
+        rope_type="llama3",
+        factor=32.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
     found = derive("LlamaForCausalLM", rope_scaling=scaling)
     assert found["use_rope_scaling"] is True and found["rope_scaling_factor"] == 32.0
     with pytest.raises(DataError, match="original_max_position_embeddings is 4096"):
@@ -83,7 +116,11 @@ def test_experts():
     assert "group_query_attention" not in found and found["multi_latent_attention"]
     assert "q_lora_rank" not in derive("DeepseekV3ForCausalLM", q_lora_rank=None)
     qwen = derive("Qwen3MoeForCausalLM")
-    assert "moe_layer_freq" not in qwen and qwen["moe_router_score_function"] == "softmax" and qwen["moe_router_pre_softmax"] is False
+    assert (
+        "moe_layer_freq" not in qwen
+        and qwen["moe_router_score_function"] == "softmax"
+        and qwen["moe_router_pre_softmax"] is False
+    )
     assert derive("Qwen3MoeForCausalLM", norm_topk_prob=False)["moe_router_pre_softmax"] is True
     assert derive("Qwen3MoeForCausalLM", decoder_sparse_step=2)["moe_layer_freq"] == "[0]*1+[1]*1+[0]*1+[1]*1"
     assert derive("Glm4MoeForCausalLM")["rotary_percent"] == 0.5
@@ -104,7 +141,11 @@ def test_experts():
         ("DeepseekV3ForCausalLM", dict(n_group=4, topk_group=2, num_experts_per_tok=2), "2 experts from 2 groups"),
         ("DeepseekV3ForCausalLM", dict(kv_lora_rank=None), "has no kv_lora_rank"),
         ("MiniMaxM2ForCausalLM", {}, "norms span all heads"),
-        ("Qwen3ForCausalLM", dict(quantization_config=dict(quant_method="fp8", weight_block_size=[128, 128])), "quantised \\(fp8\\)"),
+        (
+            "Qwen3ForCausalLM",
+            dict(quantization_config=dict(quant_method="fp8", weight_block_size=[128, 128])),
+            "quantised \\(fp8\\)",
+        ),
         ("DeepseekV3ForCausalLM", dict(quantization_config=dict(quant_method="compressed-tensors")), "quantised"),
     ],
 )
@@ -121,7 +162,12 @@ def test_a_sliding_window_that_no_layer_uses_is_none():
 
 def test_options_given_besides_may_not_make_another_model():
     derived = derive("DeepseekV3ForCausalLM")
-    for words in ("--moe-layer-freq [0,1,1,1]", "--moe-aux-loss-coeff 0.001", "--seq-length 4096", "--moe-router-topk 2"):
+    for words in (
+        "--moe-layer-freq [0,1,1,1]",
+        "--moe-aux-loss-coeff 0.001",
+        "--seq-length 4096",
+        "--moe-router-topk 2",
+    ):
         given = {dest: value for (_, dest), value in from_argv(words.split(), "convert")[0].items()}
         architecture.check_given(derived, given, "DIR")
     for words in ("--moe-layer-freq [1,1,1,1]", "--norm-epsilon 1e-6", "--num-layers 5", "--moe-router-topk 3"):

@@ -20,8 +20,11 @@ class Router(torch.nn.Module):
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.config, self.share_embeddings_and_output_weights = types.SimpleNamespace(), False
-        self.embedding, self.output_layer, self.router = torch.nn.Embedding(4, 2), torch.nn.Linear(2, 4), Router()
+        self.config = types.SimpleNamespace()
+        self.share_embeddings_and_output_weights = False
+        self.embedding = torch.nn.Embedding(4, 2)
+        self.output_layer = torch.nn.Linear(2, 4)
+        self.router = Router()
 
 
 def load(model: torch.nn.Module, value: float = 1.0, but: tuple[str, ...] = (), rows: int | None = None) -> None:
@@ -34,7 +37,8 @@ def load(model: torch.nn.Module, value: float = 1.0, but: tuple[str, ...] = (), 
                     tensor[:rows].fill_(value)
 
     bridge = object.__new__(Bridge)
-    bridge._source, bridge._bridge = "DIR", types.SimpleNamespace(load_hf_weights=load_hf_weights)
+    bridge._source = "DIR"
+    bridge._bridge = types.SimpleNamespace(load_hf_weights=load_hf_weights)
     bridge.load([model])
 
 

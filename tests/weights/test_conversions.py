@@ -1,4 +1,5 @@
-"""Families with experts and with latent attention, there and back in some layouts; `make conversions` runs every family in all."""
+"""Families with experts and with latent attention, there and back in some layouts; `make conversions` runs every family
+in all."""
 
 import json
 import os
@@ -22,12 +23,16 @@ def lines(tmp_path_factory) -> list[dict]:
     """In a process of its own: it forks, and this one may hold threads."""
     out = tmp_path_factory.mktemp("conversions") / "lines.json"
     command = [sys.executable, "-c", RUN, json.dumps(CASES), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=os.environ | {"PYTHONWARNINGS": "ignore"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=os.environ | {"PYTHONWARNINGS": "ignore"}
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize(("family", "layout"), [(family, layout) for family, layouts in CASES.items() for layout in layouts])
+@pytest.mark.parametrize(
+    ("family", "layout"), [(family, layout) for family, layouts in CASES.items() for layout in layouts]
+)
 def test_weights_come_back_exactly_and_logits_agree(lines, family, layout):
     (line,) = [line for line in lines if (line["family"], line["layout"]) == (family, layout)]
     assert line["why_not"] is None and line["exact"]

@@ -12,7 +12,10 @@ import pytest
 from slime_cli import manifests
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-TOKENIZER_FILES = {"tokenizer.json": '{"model": {"type": "WordLevel", "vocab": {}}}', "chat_template.jinja": "{{ messages }}"}
+TOKENIZER_FILES = {
+    "tokenizer.json": '{"model": {"type": "WordLevel", "vocab": {}}}',
+    "chat_template.jinja": "{{ messages }}",
+}
 ON_CPU = dict(os.environ, CUDA_VISIBLE_DEVICES="")
 
 
@@ -26,9 +29,19 @@ def make(folder: pathlib.Path, tied: bool, dtype: str) -> pathlib.Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        max_position_embeddings=64, tie_word_embeddings=tied, dtype=dtype, bos_token_id=None, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        dtype=dtype,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
     torch.manual_seed(5)
     model = Qwen3ForCausalLM(config).to(getattr(torch, dtype))
     for parameter in model.parameters():
@@ -57,7 +70,8 @@ def there_and_back(source: pathlib.Path, folder: pathlib.Path, *layout: str) -> 
     assert there.returncode == 0, there.stderr
     back = slime("convert", "dist-to-hf", "--load", folder / "dist", "--save", folder / "hf")
     assert back.returncode == 0, back.stderr
-    before, after = tensors(source), tensors(folder / "hf")
+    before = tensors(source)
+    after = tensors(folder / "hf")
     assert before.keys() == after.keys()
     for name in before:
         assert before[name].dtype == after[name].dtype and torch.equal(before[name], after[name]), name
@@ -95,7 +109,11 @@ def test_a_rank_that_dies_shows_its_last_lines_and_leaves_nothing(tied, tmp_path
     (source / "config.json").write_text(json.dumps(config | {"model_type": "of_another_transformers"}))
     done = slime("convert", "hf-to-dist", "--hf-checkpoint", source, "--save", tmp_path / "dist")
     assert done.returncode == 4, done.stderr
-    assert "its last lines" in done.stderr and "Error" in done.stderr and "Traceback (most recent call last):\n  File \"<frozen" not in done.stderr
+    assert (
+        "its last lines" in done.stderr
+        and "Error" in done.stderr
+        and 'Traceback (most recent call last):\n  File "<frozen' not in done.stderr
+    )
     assert {p.name for p in tmp_path.iterdir()} == {"source"}
 
 
@@ -155,11 +173,16 @@ def test_layers_that_predict_further_tokens_are_kept_and_other_strangers_refused
     from slime_cli.errors import DataError
 
     source = make(tmp_path / "source", False, "float32")
-    path, further = source / "model.safetensors", "model.layers.2.enorm.weight"
+    path = source / "model.safetensors"
+    further = "model.layers.2.enorm.weight"
     save_file(load_file(path) | {further: torch.ones(3)}, path)
     said: list[str] = []
     ((name, tensor),) = _kept(source, {further, "model.layers.0.self_attn.rotary_emb.inv_freq"}, 2, said.append)
-    assert name == further and tensor.tolist() == [1, 1, 1] and "1 tensors of layers that predict further tokens" in said[0]
+    assert (
+        name == further
+        and tensor.tolist() == [1, 1, 1]
+        and "1 tensors of layers that predict further tokens" in said[0]
+    )
     assert list(_kept(source, {further, f"{further}_scale_inv"}, 2, said.append)) == [] and "left out" in said[1]
     with pytest.raises(DataError, match="no place for 1 tensors, the first: model.layers.1.stranger"):
         list(_kept(source, {"model.layers.1.stranger"}, 2, said.append))
@@ -170,8 +193,15 @@ def test_a_config_does_not_go_on_to_say_that_weights_are_quantised(tied, tmp_pat
 
     from slime_cli.weights import convert, publish
 
-    publish.write([("w", torch.ones(2))], tmp_path / "hf", hf_checkpoint=str(tied), version="v000000", step=0, run="test")
+    publish.write(
+        [("w", torch.ones(2))], tmp_path / "hf", hf_checkpoint=str(tied), version="v000000", step=0, run="test"
+    )
     config = json.loads((tied / "config.json").read_text())
     convert._finish_hf(tmp_path / "hf", config | {"quantization_config": {"quant_method": "fp8"}})
     assert json.loads((tmp_path / "hf" / "config.json").read_text()) == config
-    assert {p.name for p in (tmp_path / "hf").iterdir()} == {"config.json", "generation_config.json", "model.safetensors", *TOKENIZER_FILES}
+    assert {p.name for p in (tmp_path / "hf").iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        *TOKENIZER_FILES,
+    }

@@ -46,7 +46,8 @@ def test_another_model_is_refused_with_both_named_and_nothing_is_sent(tmp_path, 
 
 
 def test_of_an_endpoint_on_another_machine_the_manifest_is_believed(tmp_path):
-    served, ours = checkpoints.write(tmp_path / "served"), checkpoints.write(tmp_path / "ours", num_hidden_layers=3)
+    served = checkpoints.write(tmp_path / "served")
+    ours = checkpoints.write(tmp_path / "ours", num_hidden_layers=3)
     recorded = matching.identity(served)
     engine = ScriptedEngine(ours)  # a folder of the same name is here as well, and is another model
     engine.answers["/model_info"]["model_path"] = str(ours)
@@ -56,7 +57,8 @@ def test_of_an_endpoint_on_another_machine_the_manifest_is_believed(tmp_path):
 
 
 def test_a_stale_manifest_is_not_believed_where_the_engine_says_otherwise(tmp_path):
-    served, before = checkpoints.write(tmp_path / "served", num_hidden_layers=3), checkpoints.write(tmp_path / "before")
+    served = checkpoints.write(tmp_path / "served", num_hidden_layers=3)
+    before = checkpoints.write(tmp_path / "before")
     engine = ScriptedEngine(served)
     stale = {"model": str(before), **matching.identity(before)}
     with pytest.raises(DataError, match=r"layers\.2"):
@@ -100,7 +102,8 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path):
 
 
 def test_a_tokenizer_with_other_entries_is_another_one_however_its_file_is_written(tmp_path):
-    served, ours = checkpoints.write(tmp_path / "served"), checkpoints.write(tmp_path / "ours")
+    served = checkpoints.write(tmp_path / "served")
+    ours = checkpoints.write(tmp_path / "ours")
     engine = ScriptedEngine(served)
     one = {
         "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]},

@@ -17,9 +17,19 @@ def make_model(folder: pathlib.Path) -> pathlib.Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=96, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=128, max_position_embeddings=64, tie_word_embeddings=False, dtype="bfloat16", bos_token_id=None, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=96,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=128,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        dtype="bfloat16",
+        bos_token_id=None,
+        eos_token_id=1,
+    )
     torch.manual_seed(5)
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="400KB")
     return folder
@@ -31,7 +41,10 @@ def test_transformers_reads_the_same_weights(tmp_path):
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrainedFP8Config
 
     made = make_model(tmp_path / "made")
-    readers = {"hf-to-fp8": FineGrainedFP8Config(dequantize=True), "hf-to-int4": CompressedTensorsConfig(run_compressed=False)}
+    readers = {
+        "hf-to-fp8": FineGrainedFP8Config(dequantize=True),
+        "hf-to-int4": CompressedTensorsConfig(run_compressed=False),
+    }
     for (there, how), back in zip(readers.items(), ("fp8-to-bf16", "int4-to-bf16"), strict=True):
         convert(there, made, tmp_path / there)
         convert(back, tmp_path / there, tmp_path / back)
@@ -71,7 +84,11 @@ print("FOUND" + json.dumps(out))
 @pytest.mark.timeout(300)
 @pytest.mark.engine
 def test_sglang_takes_the_settings_and_keeps_the_routers(source, tmp_path):  # noqa: F811
-    made = {"block": ("hf-to-fp8",), "channel": ("hf-to-fp8", "--strategy", "channel"), "tensor": ("hf-to-fp8", "--strategy", "tensor")}
+    made = {
+        "block": ("hf-to-fp8",),
+        "channel": ("hf-to-fp8", "--strategy", "channel"),
+        "tensor": ("hf-to-fp8", "--strategy", "tensor"),
+    }
     made |= {"int4": ("hf-to-int4",), "zero": ("hf-to-int4", "--asymmetric")}
     for name, (command, *words) in made.items():
         convert(command, source, tmp_path / name, *words)
@@ -80,5 +97,11 @@ def test_sglang_takes_the_settings_and_keeps_the_routers(source, tmp_path):  # n
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.rpartition("FOUND")[2])
-    schemes = {"block": [[128, 128], True], "channel": [True, False], "tensor": [True, False], "int4": [False, True], "zero": [False, True]}
+    schemes = {
+        "block": [[128, 128], True],
+        "channel": [True, False],
+        "tensor": [True, False],
+        "int4": [False, True],
+        "zero": [False, True],
+    }
     assert found == {name: [scheme, ["1.mlp.gate", "2.mlp.gate"]] for name, scheme in schemes.items()}

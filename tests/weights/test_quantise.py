@@ -1,4 +1,5 @@
-"""The quantised formats' arithmetic against float64, its error bounds, and INT4 against compressed-tensors' own code."""
+"""The quantised formats' arithmetic against float64, its error bounds, and INT4 against compressed-tensors' own
+code."""
 
 import math
 
@@ -29,7 +30,9 @@ def rectangles(shape: tuple[int, int], strategy: str, block: tuple[int, int] = (
 
 def e4m3() -> torch.Tensor:
     """All finite values of the format from its definition: sign, 4 bits of exponent with bias 7, 3 of mantissa."""
-    numbers = [m / 8 * 2.0**-6 for m in range(8)] + [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)]
+    numbers = [m / 8 * 2.0**-6 for m in range(8)] + [
+        (1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)
+    ]
     numbers = torch.tensor(numbers[:-1], dtype=torch.float64)  # the last code is NaN
     return torch.cat([-numbers.flip(0), numbers])
 
@@ -44,11 +47,17 @@ def test_fp8_is_the_nearest_value_under_the_rectangles_own_scale(shape, strategy
     weight = make(*shape)
     values, scale = quantise.quantise_fp8(weight, strategy, scale_fmt=scale_fmt)
     assert values.dtype == torch.float8_e4m3fn and values.shape == weight.shape and scale.dtype == torch.float32
-    wanted = {"block": (math.ceil(shape[0] / 128), math.ceil(shape[1] / 128)), "channel": (shape[0], 1), "tensor": (1,)}[strategy]
+    wanted = {
+        "block": (math.ceil(shape[0] / 128), math.ceil(shape[1] / 128)),
+        "channel": (shape[0], 1),
+        "tensor": (1,),
+    }[strategy]
     assert tuple(scale.shape) == wanted
-    table, grid = e4m3(), scale.reshape(-1, 1) if strategy == "tensor" else scale
+    table = e4m3()
+    grid = scale.reshape(-1, 1) if strategy == "tensor" else scale
     for rows, columns, place in rectangles(shape, strategy):
-        exact, found = weight[rows, columns].double().abs().max() / 448, grid[place].double()
+        exact = weight[rows, columns].double().abs().max() / 448
+        found = grid[place].double()
         if scale_fmt:
             assert math.frexp(found)[0] == 0.5 and exact * (1 - 1e-7) <= found < 2 * exact
         else:
@@ -67,7 +76,8 @@ def test_fp8_comes_back_within_a_sixteenth(shape, strategy, dtype):
     back = quantise.dequantise_fp8(values, scale)
     assert back.dtype == torch.bfloat16 and back.shape == weight.shape
     for rows, columns, _ in rectangles(shape, strategy):
-        error, size = (back[rows, columns].double() - weight[rows, columns].double()).abs(), weight[rows, columns].double().abs()
+        error = (back[rows, columns].double() - weight[rows, columns].double()).abs()
+        size = weight[rows, columns].double().abs()
         assert error.max() <= 2**-4 * size.max()
         assert (error <= (2**-4 + 2**-8) * size + 2**-10 / 448 * size.max()).all()  # 2**-8: the rounding to bfloat16
 
@@ -136,7 +146,9 @@ def test_what_is_not_finite_is_refused(bad):
 
 
 def restored(stored: dict[str, torch.Tensor]) -> torch.Tensor:
-    return quantise.dequantise_int4(stored["_packed"], stored["_scale"], tuple(stored["_shape"].tolist()), stored.get("_zero_point"))
+    return quantise.dequantise_int4(
+        stored["_packed"], stored["_scale"], tuple(stored["_shape"].tolist()), stored.get("_zero_point")
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -147,10 +159,13 @@ def test_int4_is_the_rounded_quotient_and_off_by_half_a_step_at_most(shape, grou
     stored = quantise.quantise_int4(weight, group, symmetric)
     scale_OG1 = stored["_scale"].double().unsqueeze(-1)
     groups = weight.double().reshape(shape[0], -1, group)
-    low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
+    low = groups.amin(-1, keepdim=True).clamp(max=0)
+    high = groups.amax(-1, keepdim=True).clamp(min=0)
     exact = torch.maximum(-low, high) / 7.5 if symmetric else (high - low) / 15
     assert stored["_scale"].dtype == (torch.float16 if dtype == torch.float16 else torch.bfloat16)
-    assert (scale_OG1 >= exact * (1 - 1e-7)).all() and (scale_OG1 <= exact * (1 + 2**-7) + 2**-24).all()  # rounded up, one place at most
+    assert (scale_OG1 >= exact * (1 - 1e-7)).all() and (
+        scale_OG1 <= exact * (1 + 2**-7) + 2**-24
+    ).all()  # rounded up, one place at most
     zero = torch.zeros_like(exact)
     if not symmetric:
         zero = quantise.unpack_int4(stored["_zero_point"].t(), shape[0]).t().double().unsqueeze(-1)
@@ -175,7 +190,9 @@ def test_int4_of_zeros_and_of_the_smallest_and_largest_numbers(dtype, symmetric)
     weight[:, 32:64] = info.smallest_normal * info.eps  # the smallest number there is
     weight[:, 64:96] = torch.tensor([info.max, info.min] * 16).to(dtype)
     stored = quantise.quantise_int4(weight, 32, symmetric)
-    assert torch.isfinite(stored["_scale"]).all() and (stored["_scale"] > 0).all() and (stored["_scale"][:, 0] == 1).all()
+    assert (
+        torch.isfinite(stored["_scale"]).all() and (stored["_scale"] > 0).all() and (stored["_scale"][:, 0] == 1).all()
+    )
     back = quantise.unpack_int4(stored["_packed"], 128).float()
     zero = 0.0 if symmetric else quantise.unpack_int4(stored["_zero_point"].t(), 8).t().float().repeat_interleave(32, 1)
     back = (back - zero).double() * stored["_scale"].double().repeat_interleave(32, 1)
@@ -224,7 +241,9 @@ def test_compressed_tensors_packs_the_same_and_reads_the_same(shape, symmetric):
     assert {name.removeprefix("weight") for name in theirs} == set(stored)
     for suffix in stored.keys() - {"_scale"}:
         assert torch.equal(theirs["weight" + suffix], stored[suffix]), suffix
-    read = PackedQuantizationCompressor.decompress({"weight" + suffix: tensor for suffix, tensor in stored.items()}, scheme)
+    read = PackedQuantizationCompressor.decompress(
+        {"weight" + suffix: tensor for suffix, tensor in stored.items()}, scheme
+    )
     assert torch.equal(read["weight"], restored(stored))
 
 
@@ -232,7 +251,11 @@ def test_int4_refuses_groups_that_do_not_divide_and_parts_that_do_not_fit():
     with pytest.raises(DataError, match="rows of 257, which groups of 32 do not divide"):
         quantise.quantise_int4(make(130, 257), 32, True)
     stored = quantise.quantise_int4(make(24, 64), 32, False)
-    changes = {"_packed": stored["_packed"].repeat(1, 2), "_scale": stored["_scale"][:8], "_zero_point": stored["_zero_point"].t()}
+    changes = {
+        "_packed": stored["_packed"].repeat(1, 2),
+        "_scale": stored["_scale"][:8],
+        "_zero_point": stored["_zero_point"].t(),
+    }
     for change in ({suffix: tensor} for suffix, tensor in changes.items()):
         with pytest.raises(DataError, match="not 4 bits by group"):
             restored(stored | change)

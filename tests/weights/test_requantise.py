@@ -19,33 +19,52 @@ from slime_cli import manifests
 from slime_cli.screen import Screen
 from slime_cli.weights import number_formats, quantise, requantise
 
-INDEX, EXPERTS = "model.safetensors.index.json", "model.layers.1.mlp.experts"
+INDEX = "model.safetensors.index.json"
+EXPERTS = "model.layers.1.mlp.experts"
 CONFIG = {
-    "architectures": ["FooForCausalLM"], "hidden_size": 64, "torch_dtype": "bfloat16", "text_config": {"dtype": "bfloat16", "layers": 3},
-}  # fmt: skip
+    "architectures": ["FooForCausalLM"],
+    "hidden_size": 64,
+    "torch_dtype": "bfloat16",
+    "text_config": {"dtype": "bfloat16", "layers": 3},
+}
 OTHERS = {"tokenizer.json": '{"model": {}}', "chat_template.jinja": "{{ messages }}", "generation_config.json": "{}"}
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """A dense layer, one of stacked experts and one of experts by themselves; odd sizes, a block and groups of zeros."""
+    """A dense layer, one of stacked experts and one of experts by themselves; odd sizes, a block and groups of
+    zeros."""
     torch.manual_seed(3)
     shapes = {"model.embed_tokens": (40, 64), "lm_head": (40, 64), "model.norm": (64,)}
     for i in range(3):
-        shapes |= {f"model.layers.{i}.self_attn.{name}_proj": (130, 64) for name in "qkv"} | {f"model.layers.{i}.input_layernorm": (64,)}
-    shapes |= {f"model.layers.0.mlp.{name}_proj": (257, 64) for name in ("gate", "up")} | {"model.layers.0.mlp.down_proj": (64, 288)}
-    shapes |= {"model.layers.1.mlp.gate": (3, 64), "model.layers.2.mlp.gate": (2, 64), "model.layers.2.linear_attn.conv1d": (32, 1, 4)}
+        shapes |= {f"model.layers.{i}.self_attn.{name}_proj": (130, 64) for name in "qkv"} | {
+            f"model.layers.{i}.input_layernorm": (64,)
+        }
+    shapes |= {f"model.layers.0.mlp.{name}_proj": (257, 64) for name in ("gate", "up")} | {
+        "model.layers.0.mlp.down_proj": (64, 288)
+    }
+    shapes |= {
+        "model.layers.1.mlp.gate": (3, 64),
+        "model.layers.2.mlp.gate": (2, 64),
+        "model.layers.2.linear_attn.conv1d": (32, 1, 4),
+    }
     shapes |= {f"model.layers.2.mlp.experts.{e}.{name}_proj": (32, 64) for e in range(2) for name in ("gate", "up")}
     out = {f"{module}.weight": torch.randn(shape).to(torch.bfloat16) for module, shape in shapes.items()}
     out |= {f"{EXPERTS}.gate_up_proj": torch.randn(3, 160, 64).half(), f"{EXPERTS}.down_proj": torch.randn(3, 64, 96)}
-    out |= {"model.layers.0.self_attn.q_proj.bias": torch.randn(130).to(torch.bfloat16), "model.layers.1.mlp.gate.e_bias": torch.randn(3)}
+    out |= {
+        "model.layers.0.self_attn.q_proj.bias": torch.randn(130).to(torch.bfloat16),
+        "model.layers.1.mlp.gate.e_bias": torch.randn(3),
+    }
     out["model.layers.0.self_attn.q_proj.weight"].zero_()
     out["model.layers.0.mlp.down_proj.weight"][:, :128] = 0
     return out
 
 
-def write(folder: pathlib.Path, tensors: dict[str, torch.Tensor], shards: int = 3, config: dict | None = None) -> pathlib.Path:
+def write(
+    folder: pathlib.Path, tensors: dict[str, torch.Tensor], shards: int = 3, config: dict | None = None
+) -> pathlib.Path:
     folder.mkdir()
-    names, weight_map = sorted(tensors), {}
+    names = sorted(tensors)
+    weight_map = {}
     for i in range(shards):
         shard = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
         save_file({name: tensors[name] for name in names[i::shards]}, folder / shard, metadata={"format": "pt"})
@@ -67,7 +86,9 @@ def read(folder: pathlib.Path) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def source(tmp_path) -> pathlib.Path:
     folder = write(tmp_path / "source", weights())
-    save_file({"old": torch.zeros(2)}, folder / "consolidated.safetensors")  # not in the index: no part of the checkpoint
+    save_file(
+        {"old": torch.zeros(2)}, folder / "consolidated.safetensors"
+    )  # not in the index: no part of the checkpoint
     (folder / "pytorch_model.bin").write_bytes(b"as they were")
     return folder
 
@@ -99,7 +120,9 @@ def check_back(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], 
         if name in converted:
             assert after[name].dtype == torch.bfloat16 and after[name].shape == weight.shape
             wanted = weight.double()
-            assert ((after[name].double() - wanted).abs() <= (bound(name) + wanted.abs()) * 2**-8 + bound(name)).all(), name
+            assert (
+                (after[name].double() - wanted).abs() <= (bound(name) + wanted.abs()) * 2**-8 + bound(name)
+            ).all(), name
             assert name != "model.layers.0.self_attn.q_proj.weight" or (after[name] == 0).all()
         else:
             assert after[name].dtype == weight.dtype and torch.equal(after[name], weight), name
@@ -110,9 +133,12 @@ def check_back(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], 
 )
 def test_fp8_and_back(source, tmp_path, words):
     convert("hf-to-fp8", source, tmp_path / "fp8", *words)
-    before, stored = weights(), read(tmp_path / "fp8")
+    before = weights()
+    stored = read(tmp_path / "fp8")
     converted = {name for name, tensor in stored.items() if tensor.dtype == torch.float8_e4m3fn}
-    assert converted == {n for n in before if (n.endswith(".weight") or "experts." in n) and n.removesuffix(".weight") not in KEPT}
+    assert converted == {
+        n for n in before if (n.endswith(".weight") or "experts." in n) and n.removesuffix(".weight") not in KEPT
+    }
     suffix, strategy = ("_scale", words[1]) if "--strategy" in words else ("_scale_inv", "block")
     block, scale_fmt = ((64, 32), "ue8m0") if "ue8m0" in words else ((128, 128), None)
     assert stored.keys() == before.keys() | {name + suffix for name in converted}
@@ -124,8 +150,15 @@ def test_fp8_and_back(source, tmp_path, words):
     found = config.pop("quantization_config")
     assert config == CONFIG
     if strategy == "block":
-        wanted = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(block)}
-        assert found == wanted | {"modules_to_not_convert": sorted(KEPT)} | ({"scale_fmt": scale_fmt} if scale_fmt else {})
+        wanted = {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": list(block),
+        }
+        assert found == wanted | {"modules_to_not_convert": sorted(KEPT)} | (
+            {"scale_fmt": scale_fmt} if scale_fmt else {}
+        )
     else:
         group = found["config_groups"]["group_0"]
         assert found["format"] == "float-quantized" and set(found["ignore"]) == KEPT
@@ -137,13 +170,22 @@ def test_fp8_and_back(source, tmp_path, words):
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == CONFIG
 
 
-@pytest.mark.parametrize("words", [(), ("--asymmetric",), ("--group-size", 16, "--ignore", "self_attn", "--ignore", "model.layers.0")])
+@pytest.mark.parametrize(
+    "words", [(), ("--asymmetric",), ("--group-size", 16, "--ignore", "self_attn", "--ignore", "model.layers.0")]
+)
 def test_int4_and_back(source, tmp_path, words):
     convert("hf-to-int4", source, tmp_path / "int4", *words)
-    before, stored = weights(), read(tmp_path / "int4")
+    before = weights()
+    stored = read(tmp_path / "int4")
     converted = {name.removesuffix("_packed") for name in stored if name.endswith("_packed")}
-    left = KEPT | ({n.removesuffix(".weight") for n in before if "self_attn" in n or "layers.0." in n} if "--ignore" in words else set())
-    assert converted == {n for n in before if (n.endswith(".weight") or "experts." in n) and n.removesuffix(".weight") not in left}
+    left = KEPT | (
+        {n.removesuffix(".weight") for n in before if "self_attn" in n or "layers.0." in n}
+        if "--ignore" in words
+        else set()
+    )
+    assert converted == {
+        n for n in before if (n.endswith(".weight") or "experts." in n) and n.removesuffix(".weight") not in left
+    }
     suffixes = ["_packed", "_scale", "_shape"] + (["_zero_point"] if "--asymmetric" in words else [])
     assert stored.keys() == before.keys() - converted | {name + suffix for name in converted for suffix in suffixes}
     found = json.loads((tmp_path / "int4" / "config.json").read_text())["quantization_config"]
@@ -165,12 +207,23 @@ def test_the_other_files_index_and_manifest(source, tmp_path):
     manifests.write(
         source / "checkpoint.json",
         manifests.Checkpoint(
-            format="hf", source="there", source_hashes={}, architecture="FooForCausalLM", megatron_args={"num_layers": 3},
-            tokenizer_hash="", chat_template_hash="", iteration=7, dtype="bfloat16", layout={"tensor": 1},
+            format="hf",
+            source="there",
+            source_hashes={},
+            architecture="FooForCausalLM",
+            megatron_args={"num_layers": 3},
+            tokenizer_hash="",
+            chat_template_hash="",
+            iteration=7,
+            dtype="bfloat16",
+            layout={"tensor": 1},
         ),
-    )  # fmt: skip
+    )
     shards = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
-    for command, dtype, origin in (("hf-to-fp8", "float8_e4m3fn", source), ("fp8-to-bf16", "bfloat16", tmp_path / "hf-to-fp8")):
+    for command, dtype, origin in (
+        ("hf-to-fp8", "float8_e4m3fn", source),
+        ("fp8-to-bf16", "bfloat16", tmp_path / "hf-to-fp8"),
+    ):
         save = tmp_path / command
         convert(command, origin, save)
         assert set(contents(save)) == {*shards, *OTHERS, INDEX, "config.json", "checkpoint.json"}
@@ -179,7 +232,11 @@ def test_the_other_files_index_and_manifest(source, tmp_path):
         assert json.loads((save / INDEX).read_text())["metadata"]["total_size"] == size
         found = manifests.read(save / "checkpoint.json", manifests.Checkpoint)
         assert (found.format, found.dtype, found.iteration, found.megatron_args) == ("hf", dtype, 7, {"num_layers": 3})
-        assert found.source == str(origin) and set(found.source_hashes) == {"config.json", *shards} and found.tokenizer_hash
+        assert (
+            found.source == str(origin)
+            and set(found.source_hashes) == {"config.json", *shards}
+            and found.tokenizer_hash
+        )
         assert all(path.stat().st_mode & 0o777 == 0o644 for path in save.iterdir())
 
 
@@ -199,13 +256,16 @@ def test_scales_may_lie_in_another_shard_than_their_weights(source, tmp_path, th
     convert(there, source, tmp_path / "there")
     stored = read(tmp_path / "there")
     moved = write(tmp_path / "moved", {}, shards=0, config=json.loads((tmp_path / "there" / "config.json").read_text()))
-    apart = {name: "b.safetensors" if re.search("_(scale|scale_inv|shape)$", name) else "a.safetensors" for name in stored}
+    apart = {
+        name: "b.safetensors" if re.search("_(scale|scale_inv|shape)$", name) else "a.safetensors" for name in stored
+    }
     for shard in ("a.safetensors", "b.safetensors"):
         save_file({name: tensor for name, tensor in stored.items() if apart[name] == shard}, moved / shard)
     (moved / INDEX).write_text(json.dumps({"weight_map": apart}))
     convert(back, tmp_path / "there", tmp_path / "one")
     convert(back, moved, tmp_path / "other")
-    one, other = read(tmp_path / "one"), read(tmp_path / "other")
+    one = read(tmp_path / "one")
+    other = read(tmp_path / "other")
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert not (tmp_path / "other" / "b.safetensors").exists()  # nothing is left of a shard of scales
 
@@ -215,7 +275,8 @@ def test_scales_may_lie_in_another_shard_than_their_weights(source, tmp_path, th
 
 def stop_at(monkeypatch, shard: int) -> None:
     """Writing the ``shard``-th shard leaves half a file under the temporary name and dies."""
-    calls, genuine = [], requantise._write_shard
+    calls = []
+    genuine = requantise._write_shard
 
     def write_shard(path, tensors):
         calls.append(path)
@@ -231,7 +292,8 @@ def stop_at(monkeypatch, shard: int) -> None:
 def test_a_stopped_conversion_goes_on_and_gives_the_same_bytes(source, tmp_path, monkeypatch, capsys, there, back):
     convert(there, source, tmp_path / "there")
     for command, origin in ((there, source), (back, tmp_path / "there")):
-        whole, save = tmp_path / f"{command}-whole", tmp_path / f"{command}-stopped"
+        whole = tmp_path / f"{command}-whole"
+        save = tmp_path / f"{command}-stopped"
         convert(command, origin, whole)
         with monkeypatch.context() as patch:
             stop_at(patch, 2)
@@ -296,13 +358,21 @@ def test_weights_that_are_not_finite_are_named(tmp_path, capsys):
     for command in ("hf-to-fp8", "hf-to-int4"):
         assert f"{EXPERTS}.down_proj holds NaN or infinity" in refused(capsys, 3, command, source, tmp_path / command)
         assert not (tmp_path / command / "checkpoint.json").exists()
-    tensors = {"a.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "a.weight_scale_inv": torch.full((1, 1), torch.nan)}
-    assert "a.weight holds NaN" in refused(capsys, 3, "fp8-to-bf16", write(tmp_path / "fp8", tensors, 1), tmp_path / "back")
+    tensors = {
+        "a.weight": torch.ones(4, 4).to(torch.float8_e4m3fn),
+        "a.weight_scale_inv": torch.full((1, 1), torch.nan),
+    }
+    assert "a.weight holds NaN" in refused(
+        capsys, 3, "fp8-to-bf16", write(tmp_path / "fp8", tensors, 1), tmp_path / "back"
+    )
 
 
 def test_a_group_that_does_not_divide_is_refused_before_anything_is_written(source, tmp_path, capsys):
     said = refused(capsys, 3, "hf-to-int4", source, tmp_path / "save", "--group-size", 64, "--ignore", "mlp.down_proj")
-    assert f"{EXPERTS}.down_proj has rows of 96, which groups of 64 do not divide" in said and f"--ignore {EXPERTS}" in said
+    assert (
+        f"{EXPERTS}.down_proj has rows of 96, which groups of 64 do not divide" in said
+        and f"--ignore {EXPERTS}" in said
+    )
     assert not (tmp_path / "save").exists()
 
 
@@ -392,6 +462,9 @@ def test_what_a_terminal_and_a_pipe_see(source, tmp_path):
 
 
 def test_help_imports_no_torch():
-    code = "import sys; from slime_cli.__main__ import run; run(['convert', 'hf-to-fp8', '--help']); print('torch' in sys.modules)"
+    code = (
+        "import sys; from slime_cli.__main__ import run; run(['convert', 'hf-to-fp8', '--help']); print('torch' in"
+        " sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.endswith("False\n") and "--scale-fmt" in done.stdout

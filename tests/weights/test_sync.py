@@ -140,8 +140,13 @@ def test_a_published_version_holds_no_other_weights_and_everybody_may_read_it(tm
     publish.write(iter(WEIGHTS.items()), tmp_path / "v1", hf_checkpoint=str(model), version="v1", step=1, run="r")
     files = {path.name: path.stat().st_mode & 0o044 for path in (tmp_path / "v1").iterdir()}
     assert files.keys() == {
-        "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors", "manifest.json",
-    }  # fmt: skip
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors",
+        "manifest.json",
+    }
     assert set(files.values()) == {0o044}
 
 

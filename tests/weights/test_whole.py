@@ -215,7 +215,10 @@ def test_rows_of_a_text_model_within_another(model):
     [
         ("[]", "is not a JSON object"),
         ("", "is empty"),
-        (json.dumps(checkpoints.CONFIG | {"num_hidden_layers": "2"}), 'num_hidden_layers takes a number, got "2" in quotes'),
+        (
+            json.dumps(checkpoints.CONFIG | {"num_hidden_layers": "2"}),
+            'num_hidden_layers takes a number, got "2" in quotes',
+        ),
         (json.dumps(checkpoints.CONFIG | {"torch_dtype": "torch.fp32"}), "the dtype 'torch.fp32' is none of float32"),
     ],
 )

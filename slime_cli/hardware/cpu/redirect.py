@@ -2,7 +2,8 @@
 
 Megatron asks torch for "cuda" in about 150 places. Nothing in Megatron is patched: those requests are answered at the
 torch boundary instead. A function mode maps CUDA devices to the CPU; ``torch.cuda`` answers for the CPU; streams and
-events, which have no meaning there, are always up to date. :func:`install` runs once a process, before a model is built,
+events, which have no meaning there, are always up to date. :func:`install` runs once a process, before a model is
+built,
 and does nothing where CUDA works. The mode is per thread: a thread that runs Megatron code enters :class:`CudaToCpu`.
 """
 
@@ -92,7 +93,8 @@ def install() -> None:
 
 
 def _answer_for_cuda() -> None:
-    cuda, stream = torch.cuda, _Stream()
+    cuda = torch.cuda
+    stream = _Stream()
 
     def zero(*args, **kwargs):
         return 0

@@ -52,7 +52,9 @@ def _ask(subjects: tuple[Check, ...], resolved: Resolved, warnings: list[str]) -
     for found in (found for subject in subjects for found in subject(resolved)):
         problems.append(UsageError(*found)) if isinstance(found, tuple) else warnings.append(found)
     if problems:
-        raise together(problems, "options do not fit together" if subjects is not NUMBERS else "options are out of range")
+        raise together(
+            problems, "options do not fit together" if subjects is not NUMBERS else "options are out of range"
+        )
 
 
 def _once(found: list[tuple[str, list[str]]]) -> list[str]:

@@ -39,12 +39,15 @@ def algorithm(r: Resolved) -> Iterator[Problem | str]:
         instead = "--use-kl-loss with --kl-loss-coef has"
         yield no_effect(["--kl-coef"], f"with --advantage-estimator {s['advantage_estimator']}; {instead}")
     if s["kl_coef"] and s["use_kl_loss"] and s["kl_loss_coef"]:
-        yield "--kl-coef and --kl-loss-coef both weigh the divergence from the reference", "keep it in the reward or in the loss"
+        yield (
+            "--kl-coef and --kl-loss-coef both weigh the divergence from the reference",
+            "keep it in the reward or in the loss",
+        )
     compared = s["advantage_estimator"] in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
     if s["n_samples_per_prompt"] == 1 and s["rewards_normalization"] and compared:
         yield (
             "--n-samples-per-prompt 1: compared within its group every reward is 0, and nothing is learnt",
-            ("raise it, or give --disable-rewards-normalization"),
+            "raise it, or give --disable-rewards-normalization",
         )
     if not s["rewards_normalization"] and r.origins["slime.grpo_std_normalization"] == "flag":
         yield no_effect(["--disable-grpo-std-normalization"], "with --disable-rewards-normalization")
@@ -90,7 +93,8 @@ _OF_ESTIMATORS = {
 def _without_effect(r: Resolved) -> Iterator[str]:
     if r.slime["loss_type"] == "sft_loss":
         return  # supervised.py says so of all of them
-    s, found = r.slime, collections.defaultdict(list)
+    s = r.slime
+    found = collections.defaultdict(list)
     for name, needed in _NEEDS.items():
         if r.origins[f"slime.{name}"] == "flag" and not any(s[other] for other in needed):
             found[f"without {' or '.join(own.flag(other) for other in needed)}"].append(own.flag(name))
@@ -107,8 +111,10 @@ _MOMENTS = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "optimizer
 
 
 def optimizer(r: Resolved) -> Iterator[Problem | str]:
-    megatron, stateless = r.megatron, r.slime["use_stateless_adam"]
-    least, most = megatron.get("min_lr", 0), megatron.get("lr")
+    megatron = r.megatron
+    stateless = r.slime["use_stateless_adam"]
+    least = megatron.get("min_lr", 0)
+    most = megatron.get("lr")
     if most is not None and least > most:
         yield f"--min-lr {least} is above --lr {most}", "Megatron lowers the rate from the latter to the former"
     if stateless and megatron.get("optimizer", "adam") != "adam":

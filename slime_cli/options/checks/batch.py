@@ -25,19 +25,24 @@ def required(r: Resolved) -> Iterator[Problem | str]:
 
 
 def batch(r: Resolved) -> Iterator[Problem | str]:
-    prompts, group = r.slime["rollout_batch_size"], r.slime["n_samples_per_prompt"]
-    steps, batch = r.slime["num_steps_per_rollout"], r.megatron.get("global_batch_size")
+    prompts = r.slime["rollout_batch_size"]
+    group = r.slime["n_samples_per_prompt"]
+    steps = r.slime["num_steps_per_rollout"]
+    batch = r.megatron.get("global_batch_size")
     if not prompts:
         return
     if steps is None or batch is None or prompts * group != batch * steps:
         yield (
-            f"--rollout-batch-size {prompts} x --n-samples-per-prompt {group} = {prompts * group} samples, but "
-            f"--global-batch-size {batch or '?'} x --num-steps-per-rollout {steps or '?'}"
-            f"{f' = {batch * steps}' if batch and steps else ''}",
+            (
+                f"--rollout-batch-size {prompts} x --n-samples-per-prompt {group} = {prompts * group} samples, but "
+                f"--global-batch-size {batch or '?'} x --num-steps-per-rollout {steps or '?'}"
+                f"{f' = {batch * steps}' if batch and steps else ''}"
+            ),
             "make the products equal, or leave one of the last two out",
         )
         return
-    dp, micro = layout(r)["dp"], r.megatron.get("micro_batch_size", 1)
+    dp = layout(r)["dp"]
+    micro = r.megatron.get("micro_batch_size", 1)
     if not r.slime["use_dynamic_batch_size"] and dp and batch % (dp * micro):
         yield (
             f"--global-batch-size {batch} is not a multiple of data parallel {dp} x --micro-batch-size {micro}",
@@ -53,14 +58,16 @@ def batch(r: Resolved) -> Iterator[Problem | str]:
 
 
 def tokens(r: Resolved) -> Iterator[Problem | str]:
-    dynamic, cap = r.slime["use_dynamic_batch_size"], r.slime["max_tokens_per_gpu"]
+    dynamic = r.slime["use_dynamic_batch_size"]
+    cap = r.slime["max_tokens_per_gpu"]
     if dynamic and not cap:
         yield "--use-dynamic-batch-size needs --max-tokens-per-gpu", "give the tokens that one rank can take"
     if not dynamic:
         names = ("max_tokens_per_gpu", "oversize", "balance_by_flops")
         if unused := [own.flag(name) for name in names if r.origins[f"slime.{name}"] == "flag"]:
             yield no_effect(unused, "without --use-dynamic-batch-size")
-    answer, prompt = r.slime["rollout_max_response_len"], r.slime["rollout_max_prompt_len"] or 0
+    answer = r.slime["rollout_max_response_len"]
+    prompt = r.slime["rollout_max_prompt_len"] or 0
     room = (cap or 0) * layout(r)["cp"]
     if dynamic and cap and answer and answer + prompt > room:
         policy = f"--oversize {r.slime['oversize']} applies"

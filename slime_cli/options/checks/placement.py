@@ -1,4 +1,5 @@
-"""Ranks, engines and the devices that they are on. :func:`layout` is the one place that turns parallel sizes into ranks and engines."""
+"""Ranks, engines and the devices that they are on. :func:`layout` is the one place that turns parallel sizes into ranks
+and engines."""
 
 from collections.abc import Iterator
 
@@ -8,7 +9,8 @@ from slime_cli.options.resolve import Resolved
 
 def layout(resolved: Resolved) -> dict[str, int]:
     """Parallel sizes of the trainer, its ranks, and the number of engines. dp is 0 when the sizes do not divide."""
-    slime, megatron = resolved.slime, resolved.megatron
+    slime = resolved.slime
+    megatron = resolved.megatron
     tp = megatron.get("tensor_model_parallel_size", 1)
     pp = megatron.get("pipeline_model_parallel_size", 1)
     cp = megatron.get("context_parallel_size", 1)
@@ -27,7 +29,8 @@ def layout(resolved: Resolved) -> dict[str, int]:
 
 
 def cluster(r: Resolved) -> Iterator[Problem | str]:
-    devices, each = r.slime["rollout_num_gpus"] or 0, r.slime["rollout_num_gpus_per_engine"]
+    devices = r.slime["rollout_num_gpus"] or 0
+    each = r.slime["rollout_num_gpus_per_engine"]
     endpoint = r.slime["rollout_endpoint"]
     if each > 0 and devices % each:
         yield f"--rollout-num-gpus {devices} is not a multiple of --rollout-num-gpus-per-engine {each}", "change one"
@@ -60,12 +63,15 @@ def cluster(r: Resolved) -> Iterator[Problem | str]:
 
 
 def parallel(r: Resolved) -> Iterator[Problem | str]:
-    sizes, megatron = layout(r), r.megatron
+    sizes = layout(r)
+    megatron = r.megatron
     tp, pp, cp, ep, world = (sizes[name] for name in ("tp", "pp", "cp", "ep", "world_size"))
     if sizes["dp"] == 0:
         yield (
-            f"{world} trainer ranks ({r.slime['actor_num_nodes']} nodes x {r.slime['actor_num_gpus_per_node']}) cannot "
-            f"be split into tensor {tp} x pipeline {pp} x context {cp} = {tp * pp * cp}",
+            (
+                f"{world} trainer ranks ({r.slime['actor_num_nodes']} nodes x {r.slime['actor_num_gpus_per_node']})"
+                f" cannot be split into tensor {tp} x pipeline {pp} x context {cp} = {tp * pp * cp}"
+            ),
             "change --actor-num-gpus-per-node or the parallel sizes",
         )
     expert_tp = megatron.get("expert_tensor_parallel_size") or tp
@@ -78,10 +84,12 @@ def parallel(r: Resolved) -> Iterator[Problem | str]:
         yield f"--num-experts {experts} is not a multiple of --expert-model-parallel-size {ep}", "change the latter"
     if megatron.get("sequence_parallel") and tp == 1:
         yield "--sequence-parallel has no effect with --tensor-model-parallel-size 1: Megatron turns it off"
-    heads, groups = megatron.get("num_attention_heads"), megatron.get("num_query_groups")
+    heads = megatron.get("num_attention_heads")
+    groups = megatron.get("num_query_groups")
     if heads and groups and heads % groups:
         yield f"--num-attention-heads {heads} is not a multiple of --num-query-groups {groups}", "change one"
-    chosen, experts = megatron.get("moe_router_topk"), megatron.get("num_experts")
+    chosen = megatron.get("moe_router_topk")
+    experts = megatron.get("num_experts")
     if chosen and experts and chosen > experts:
         yield f"--moe-router-topk {chosen} is more than --num-experts {experts}", "lower it"
     for name in ("num_attention_heads", "ffn_hidden_size"):
@@ -90,8 +98,12 @@ def parallel(r: Resolved) -> Iterator[Problem | str]:
                 f"--{name.replace('_', '-')} {value} is not a multiple of --tensor-model-parallel-size {tp}",
                 "lower it",
             )
-    uneven = any(key.startswith(("decoder_first_pipeline", "decoder_last_pipeline", "pipeline_model_parallel_layout",
-                                 "account_for")) for key in megatron)  # fmt: skip
+    uneven = any(
+        key.startswith(
+            ("decoder_first_pipeline", "decoder_last_pipeline", "pipeline_model_parallel_layout", "account_for")
+        )
+        for key in megatron
+    )
     if (layers := megatron.get("num_layers")) and layers % pp and not uneven:
         yield (
             f"--num-layers {layers} is not a multiple of --pipeline-model-parallel-size {pp}",

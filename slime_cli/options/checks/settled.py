@@ -1,6 +1,7 @@
 """Options of slime's launch scripts that have one meaning here (``own.py``, group launch-script).
 
-Where nothing follows from them that is said; where they ask for anything else they are refused. And the name of exports.
+Where nothing follows from them that is said; where they ask for anything else they are refused. And the name of
+exports.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ def settled(r: Resolved) -> Iterator[Problem | str]:
 
 def _vocabulary(megatron: dict[str, Any]) -> Iterator[Problem]:
     """Megatron would pad the embedding to a multiple; slime does not, so that engines can take its rows as they are."""
-    value, rows = megatron.get("make_vocab_size_divisible_by"), megatron.get("vocab_size")
+    value = megatron.get("make_vocab_size_divisible_by")
+    rows = megatron.get("vocab_size")
     multiple = (value or 1) * megatron.get("tensor_model_parallel_size", 1)
     if value is not None and (rows is None or multiple < 1 or rows % multiple):
         fix = "leave it out: the embedding keeps the rows that the checkpoint has"
@@ -56,7 +58,10 @@ def exports(r: Resolved) -> Iterator[Problem | str]:
     try:
         folders = [given.format(rollout_id=rollout_id) for rollout_id in (0, 1)] if given else []
     except (KeyError, IndexError, ValueError, AttributeError) as error:
-        yield f"--save-hf {given}: {error!r}", "only {rollout_id} stands for something in it: {rollout_id}, {rollout_id:04d}"
+        yield (
+            f"--save-hf {given}: {error!r}",
+            "only {rollout_id} stands for something in it: {rollout_id}, {rollout_id:04d}",
+        )
         return
     if "{" in (given or "") and folders[0] == folders[1]:
         yield f"--save-hf {given} is {folders[0]} for every rollout", "write {rollout_id} in it, in single braces"

@@ -5,11 +5,15 @@ from slime_cli.options.resolve import Resolved
 
 ONCE = {
     "megatron": (
-        "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
-        "expert_tensor_parallel_size", "num_layers_per_virtual_pipeline_stage",
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "num_layers_per_virtual_pipeline_stage",
     ),
     "slime": ("rm_workers", "rm_timeout", "sglang_server_concurrency", "hf_checkpoint"),
-}  # fmt: skip
+}
 """Section -> dests: process groups, reward workers, the client, the model. Engines besides, with all their options."""
 
 
@@ -27,4 +31,7 @@ def agree(stages: list[tuple[str, Resolved]]) -> None:
     served = [(name, stage) for name, stage in stages if stage.slime["loss_type"] != "sft_loss"]
     for name, other in served[1:]:
         if other.sglang != served[0][1].sglang:
-            raise UsageError(f"{served[0][0]} and {name} differ in SGLang's options, and the engines are started once", "make them equal")
+            raise UsageError(
+                f"{served[0][0]} and {name} differ in SGLang's options, and the engines are started once",
+                "make them equal",
+            )

@@ -24,7 +24,8 @@ def supervised(r: Resolved) -> Iterator[str]:
     idle = [o for o in own.OPTIONS if o.group in GROUPS and o.dest not in BOTH or o.dest in ROLLOUT]
     flags = [o.flag for o in idle if r.origins[f"slime.{o.dest}"] == "flag"]
     for section in ("sglang", "router"):
-        prefix, table = catalogue.PREFIXES[section], catalogue.load(section).by_dest
+        prefix = catalogue.PREFIXES[section]
+        table = catalogue.load(section).by_dest
         given = [dest for dest in getattr(r, section) if r.origins[f"{section}.{dest}"] == "flag"]
         flags += [prefix + table[dest][0].flag[2:] for dest in given]
     if flags:

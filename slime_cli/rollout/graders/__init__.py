@@ -57,7 +57,8 @@ GRADERS: dict[str, Callable[[str, str | None, dict[str, Any], int], Reward]] = {
 }
 
 WHOLE_TEXT = ("exact", "f1", "f1_hotpotqa", "dapo", "reasoning-gym")
-"""Types that judge the text to its end, where others look for a frame in it: a stop text of the user's is no part of it."""
+"""Types that judge the text to its end, where others look for a frame in it: a stop text of the user's is no part of
+it."""
 
 
 def check_rm_type(rm_type: str) -> None:
@@ -83,7 +84,8 @@ def grade(rm_type: str, response: str, label: str | None, metadata: dict[str, An
     r"""The reward of one response. ``boxed_TYPE`` grades the inside of the last ``\boxed{}``, or "" without one."""
     check_rm_type(rm_type)
     if rm_type.startswith(BOXED_PREFIX):
-        rm_type, response = rm_type.removeprefix(BOXED_PREFIX), last_boxed(response) or ""
+        rm_type = rm_type.removeprefix(BOXED_PREFIX)
+        response = last_boxed(response) or ""
         if response:
             response = FRAMES.get(rm_type, "%s") % response
     return GRADERS[rm_type](response, label, metadata, index)

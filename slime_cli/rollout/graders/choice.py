@@ -105,7 +105,8 @@ class Options:
         found = LETTER.match(said)
         if found is None:
             return "" if re.match(r"[A-Z]/[A-Z]\b", said) else None
-        letter, rest = found[1], said[found.end() :]
+        letter = found[1]
+        rest = said[found.end() :]
         ends = not rest or rest[0] in ".,;:!?)<" or BRACKETED.match(said) is not None
         if not ends and (letter.islower() or letter == "I") or REFUSED.match(rest):
             return None
@@ -148,8 +149,10 @@ class Options:
         """The last letter on its own; no pronoun or article, none that is called wrong, none of "C or D"."""
         wrong_from = -1
         for match in reversed(list(ALONE.finditer(text))[-MOST_TRIES:]):
-            bracket, letter = match[1], match[2]
-            before, after = text[max(0, match.start() - 40) : match.start()], text[match.end() : match.end() + 40]
+            bracket = match[1]
+            letter = match[2]
+            before = text[max(0, match.start() - 40) : match.start()]
+            after = text[match.end() : match.end() + 40]
             if REFUSED.match(after) or DENIED.search(before) or JOINED.fullmatch(text[match.end() : wrong_from]):
                 wrong_from = match.start()
             elif letter in self.letters and (bracket or letter != "I" and not (letter == "A" and ARTICLE.match(after))):

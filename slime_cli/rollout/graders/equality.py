@@ -39,7 +39,8 @@ def same_answer(answer: str, truth: str, lists: Lists) -> bool:
 def same_tidy(answer: str, truth: str, lists: Lists) -> bool:
     if squashed(answer) == squashed(truth):
         return bool(squashed(answer))
-    ours, theirs = OPTION.fullmatch(answer), OPTION.fullmatch(truth)
+    ours = OPTION.fullmatch(answer)
+    theirs = OPTION.fullmatch(truth)
     if ours and theirs:
         return ours[1] == theirs[1] and same_tidy(ours[2], theirs[2], lists)
     if ours or theirs:  # "(E) 15" is E, and is 15
@@ -96,7 +97,8 @@ def same_body(answer: str, truth: str) -> bool:
         return False
     if only_words(answer) or only_words(truth):
         return re.findall(LETTERS, answer.casefold()) == re.findall(LETTERS, truth.casefold())
-    answer, truth = in_base_ten(answer), in_base_ten(truth)
+    answer = in_base_ten(answer)
+    truth = in_base_ten(truth)
     numbers = as_decimal(answer), as_decimal(truth)
     if None not in numbers:
         return numbers[0] == numbers[1]
@@ -105,9 +107,11 @@ def same_body(answer: str, truth: str) -> bool:
     if ("=" in answer) != ("=" in truth) or "\\emptyset" in (answer, truth):
         return False
     for left, right in (("(", ")"), ("[", "]")):
-        ours, theirs = inside(answer, left, right), inside(truth, left, right)
+        ours = inside(answer, left, right)
+        theirs = inside(truth, left, right)
         if ours and theirs and len(pieces(ours)) > 1 < len(pieces(theirs)):
-            ours, theirs = pieces(ours), pieces(theirs)
+            ours = pieces(ours)
+            theirs = pieces(theirs)
             return len(ours) == len(theirs) and all(same_tidy(*pair, in_order) for pair in zip(ours, theirs))
     return same_value(answer, truth)
 

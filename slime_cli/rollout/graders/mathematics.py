@@ -1,7 +1,8 @@
 r"""``math``, ``deepscaler`` and ``dapo``: answers compared as mathematics.
 
 An answer and a label take the same way: the text that counts is chosen here, brought into one notation
-(:mod:`.notation`), cut into parts (:mod:`.parts`) and compared (:mod:`.equality`). docs/rewards.md names the conventions.
+(:mod:`.notation`), cut into parts (:mod:`.parts`) and compared (:mod:`.equality`). docs/rewards.md names the
+conventions.
 """
 
 import re
@@ -60,7 +61,8 @@ def grade_deepscaler(response: str, label: str | None, metadata: dict[str, Any],
 
 def grade_dapo(response: str, label: str | None, metadata: dict[str, Any], index: int) -> dict[str, Any]:
     """DAPO's shape: ``{"score": 1 or -1, "acc", "pred"}`` from the last ``Answer: ...`` (for --reward-key score)."""
-    truth, text = need_label(label, "dapo"), without_end_of_turn(response)[-300:]
+    truth = need_label(label, "dapo")
+    text = without_end_of_turn(response)[-300:]
     found = list(DAPO_ANSWER.finditer(text))
     answer = clause(text[found[-1].end() :]) if found else ""
     right = bool(answer) and same_mathematics(f"\\boxed{{{answer}}}", truth)

@@ -118,7 +118,8 @@ def unframed(text: str) -> str:
     r"""Without the dollars, ``\(``, boxes, braces and stars around all of it."""
     before = None
     while text != before:
-        before, text = text, text.strip()
+        before = text
+        text = text.strip()
         if re.match(r"\\f?box(?:ed)?\b", text) and text.endswith("}"):
             text = last_boxed(text) or text
         for left, right in FRAMES:
@@ -145,6 +146,8 @@ def greek(letter: str) -> str:
 
 def repeated(found: re.Match[str]) -> str:
     """0.1666... is (16 - 1) / 90."""
-    whole, fixed, cycle = found[1], found[2], found[3]
+    whole = found[1]
+    fixed = found[2]
+    cycle = found[3]
     over = int(whole + fixed + cycle) - int(whole + fixed or "0")
     return f"\\frac{{{over}}}{{{'9' * len(cycle) + '0' * len(fixed)}}}"

@@ -22,7 +22,8 @@ NAME_EXTRAS = re.compile(
 )
 RELATION = re.compile(r"(<|>|\\le(?![a-z])|\\ge(?![a-z]))")
 TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
-ABOVE, CLOSED = {">", "\\ge"}, {"\\le", "\\ge"}
+ABOVE = {">", "\\ge"}
+CLOSED = {"\\le", "\\ge"}
 APPROXIMATE = re.compile(r"\\(?:approx|simeq)(?![a-z])")
 DECIMAL = re.compile(r"[-+]? ?(?:\d+\.?\d*|\.\d+)")
 PERCENT = re.compile(r" ?(?:\\?%|(?<![A-Za-z])(?:percent|per cent|percentage|pct))$", re.IGNORECASE)
@@ -72,7 +73,8 @@ class Part:
 
 def levels(text: str) -> list[int]:
     """How many brackets are open before each character; environments count as brackets."""
-    out, depth = [], 0
+    out = []
+    depth = 0
     for place, letter in enumerate(text):
         if letter in ")]}" or text.startswith("\\end{", place):
             depth = max(0, depth - 1)
@@ -90,7 +92,8 @@ def top(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
 
 def pieces(text: str) -> list[str]:
     """``text`` cut at its commas, semicolons, "and" and "or" outside brackets."""
-    out, begin = [], 0
+    out = []
+    begin = 0
     for found in top(SEPARATOR, text):
         out.append(text[begin : found.start()])
         begin = found.end()
@@ -109,7 +112,8 @@ def inside(text: str, left: str, right: str) -> str | None:
 
 def readings(text: str) -> list[list[Part]]:
     """The parts, read with "1,234" as a number and, where there is such a thing, as a list too."""
-    joined, end = [], 0
+    joined = []
+    end = 0
     for found in top(THOUSANDS, text):
         joined += [text[end : found.start()], found[0].replace(",", "")]
         end = found.end()

@@ -27,7 +27,8 @@ def grade_f1_hotpotqa(response: str, label: str | None, metadata: dict[str, Any]
 
 def grade_f1(response: str, label: str | None, metadata: dict[str, Any], index: int) -> float:
     """Harmonic mean of token precision and recall; 1 when both texts have no token left."""
-    ours, truth = f1_tokens(after_thinking(response)), f1_tokens(need_label(label, "f1"))
+    ours = f1_tokens(after_thinking(response))
+    truth = f1_tokens(need_label(label, "f1"))
     if not ours or not truth:
         return float(ours == truth)
     shared = sum((collections.Counter(ours) & collections.Counter(truth)).values())
