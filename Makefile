@@ -6,6 +6,7 @@ setup:
 
 lint: setup
 	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check -q .
 
 # Lint and the tests that need no engine, but for a few that wait for seconds: under a minute.
 check: lint
@@ -18,10 +19,10 @@ demo: setup
 	@bash ci/demo.sh
 
 bench: setup
-	@.venv/bin/python -m slime_cli.bench
+	@.venv/bin/python -m bench
 
 matrix: setup
-	@.venv/bin/python -m slime_cli.bench.matrix
+	@.venv/bin/python -m bench.matrix
 
 conversions: setup
-	@.venv/bin/python -m slime_cli.bench.conversions
+	@.venv/bin/python -m bench.conversions

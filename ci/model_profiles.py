@@ -1,7 +1,7 @@
 """Writes ``slime_cli/profiles/models``: Megatron's options of published models, derived from the fields of their configs below.
 
 ``python ci/model_profiles.py`` rewrites all of them, and the table of them in ``docs/models.md``; tests hold both. The rules are
-:mod:`slime_cli.weights.families`; nothing here but names and numbers. ``--hf-checkpoint`` alone gives the same options, so a
+:mod:`slime_cli.models.families`; nothing here but names and numbers. ``--hf-checkpoint`` alone gives the same options, so a
 profile is for planning without the checkpoint (``slime train --dry-run``) and to have the numbers in view.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from slime_cli.commands import convert_derive
+from slime_cli.models import architecture
 from slime_cli.options import profiles
-from slime_cli.weights import architecture
 
 
 def shape(hidden: int, ffn: int, layers: int, heads: int, groups: int, **more: Any) -> dict[str, Any]:
@@ -27,11 +27,26 @@ TIED = {"tie_word_embeddings": True}
 
 
 def qwen2(*numbers: int, **more: Any) -> dict[str, Any]:
-    return shape(*numbers, architectures=["Qwen2ForCausalLM"], vocab_size=151936, rope_theta=1e6, max_position_embeddings=32768) | more
+    return (
+        shape(
+            *numbers,
+            architectures=["Qwen2ForCausalLM"],
+            vocab_size=151936,
+            rope_theta=1e6,
+            max_position_embeddings=32768,
+        )
+        | more
+    )
 
 
 def qwen3(*numbers: int, **more: Any) -> dict[str, Any]:
-    fields = dict(architectures=["Qwen3ForCausalLM"], head_dim=128, vocab_size=151936, rope_theta=1e6, max_position_embeddings=40960)
+    fields = dict(
+        architectures=["Qwen3ForCausalLM"],
+        head_dim=128,
+        vocab_size=151936,
+        rope_theta=1e6,
+        max_position_embeddings=40960,
+    )
     return shape(*numbers) | fields | more
 
 
@@ -41,22 +56,50 @@ def qwen3_moe(*numbers: int, ffn: int) -> dict[str, Any]:
 
 
 def llama3(*numbers: int, factor: float, **more: Any) -> dict[str, Any]:
-    rope = dict(rope_type="llama3", factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
-    fields = dict(architectures=["LlamaForCausalLM"], vocab_size=128256, rms_norm_eps=1e-5, rope_theta=5e5, rope_scaling=rope)
+    rope = dict(
+        rope_type="llama3",
+        factor=factor,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+    fields = dict(
+        architectures=["LlamaForCausalLM"], vocab_size=128256, rms_norm_eps=1e-5, rope_theta=5e5, rope_scaling=rope
+    )
     return shape(*numbers, max_position_embeddings=131072) | fields | more
 
 
-def glm4_moe(*numbers: int, ffn: int, experts: int, dense: int, scale: float, qk_norm: bool, length: int = 131072) -> dict[str, Any]:
-    fields = dict(architectures=["Glm4MoeForCausalLM"], head_dim=128, vocab_size=151552, rms_norm_eps=1e-5, rope_theta=1e6)
-    attention = dict(attention_bias=True, use_qk_norm=qk_norm, partial_rotary_factor=0.5, max_position_embeddings=length)
-    routing = dict(num_experts_per_tok=8, n_routed_experts=experts, n_shared_experts=1, n_group=1, topk_group=1, norm_topk_prob=True)
+def glm4_moe(
+    *numbers: int, ffn: int, experts: int, dense: int, scale: float, qk_norm: bool, length: int = 131072
+) -> dict[str, Any]:
+    fields = dict(
+        architectures=["Glm4MoeForCausalLM"], head_dim=128, vocab_size=151552, rms_norm_eps=1e-5, rope_theta=1e6
+    )
+    attention = dict(
+        attention_bias=True, use_qk_norm=qk_norm, partial_rotary_factor=0.5, max_position_embeddings=length
+    )
+    routing = dict(
+        num_experts_per_tok=8,
+        n_routed_experts=experts,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+    )
     more = dict(moe_intermediate_size=ffn, first_k_dense_replace=dense, routed_scaling_factor=scale)
     return shape(*numbers) | fields | attention | routing | more
 
 
 def deepseek(*numbers: int, **more: Any) -> dict[str, Any]:
     latent = dict(kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
-    routing = dict(num_experts_per_tok=8, n_shared_experts=1, n_group=1, topk_group=1, norm_topk_prob=True, moe_intermediate_size=2048)
+    routing = dict(
+        num_experts_per_tok=8,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        moe_intermediate_size=2048,
+    )
     routing |= dict(architectures=["DeepseekV3ForCausalLM"], scoring_func="sigmoid", topk_method="noaux_tc")
     return shape(*numbers) | latent | routing | more
 
@@ -67,11 +110,24 @@ def yarn(factor: float, fast: float) -> dict[str, Any]:
 
 
 def deepseek_v3(layers: int) -> dict[str, Any]:
-    fields = dict(vocab_size=129280, rope_theta=1e4, max_position_embeddings=163840, routed_scaling_factor=2.5, first_k_dense_replace=3)
-    return deepseek(7168, 18432, layers, 128, 128) | fields | dict(n_routed_experts=256, n_group=8, topk_group=4) | yarn(40.0, 32.0)
+    fields = dict(
+        vocab_size=129280,
+        rope_theta=1e4,
+        max_position_embeddings=163840,
+        routed_scaling_factor=2.5,
+        first_k_dense_replace=3,
+    )
+    return (
+        deepseek(7168, 18432, layers, 128, 128)
+        | fields
+        | dict(n_routed_experts=256, n_group=8, topk_group=4)
+        | yarn(40.0, 32.0)
+    )
 
 
-KIMI = dict(vocab_size=163840, rope_theta=5e4, n_routed_experts=384, first_k_dense_replace=1, routed_scaling_factor=2.827)
+KIMI = dict(
+    vocab_size=163840, rope_theta=5e4, n_routed_experts=384, first_k_dense_replace=1, routed_scaling_factor=2.827
+)
 MOONLIGHT = dict(
     vocab_size=163840, rope_theta=5e4, n_routed_experts=64, first_k_dense_replace=1, routed_scaling_factor=2.446, q_lora_rank=None,
     num_experts_per_tok=6, n_shared_experts=2, moe_intermediate_size=1408, rms_norm_eps=1e-5, max_position_embeddings=8192,
@@ -135,7 +191,10 @@ def text(name: str) -> str:
 # -- docs/models.md ----------------------------------------------------------------------------------------------------
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "models.md"
-BEGIN, END = "<!-- the table below is written by ci/model_profiles.py -->", "<!-- the table above is written by ci/model_profiles.py -->"
+BEGIN, END = (
+    "<!-- the table below is written by ci/model_profiles.py -->",
+    "<!-- the table above is written by ci/model_profiles.py -->",
+)
 
 
 def parameters(a: dict[str, Any]) -> int:
@@ -147,7 +206,9 @@ def parameters(a: dict[str, Any]) -> int:
         rope, q, kv = a["qk_pos_emb_head_dim"], a.get("q_lora_rank"), a["kv_lora_rank"]
         queries = heads * (a["qk_head_dim"] + rope)
         attention = h * queries if q is None else h * q + q + q * queries
-        attention += h * (kv + rope) + kv + kv * heads * (a["qk_head_dim"] + a["v_head_dim"]) + heads * a["v_head_dim"] * h
+        attention += (
+            h * (kv + rope) + kv + kv * heads * (a["qk_head_dim"] + a["v_head_dim"]) + heads * a["v_head_dim"] * h
+        )
     else:
         d, groups = a["kv_channels"], a["num_query_groups"]
         qkv = (heads + 2 * groups) * d
@@ -162,12 +223,24 @@ def parameters(a: dict[str, Any]) -> int:
 
 def table() -> str:
     """A line for each profile, its figures read from the YAML file."""
-    lines = ["| `--profile` | model | HF architecture | layers | hidden | heads / groups | experts | parameters |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| `--profile` | model | HF architecture | layers | hidden | heads / groups | experts | parameters |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for name, (model, config) in MODELS.items():
         a = {dest: value for (section, dest), value in profiles.load(name).layer.items() if section == "megatron"}
         heads = f"{a['num_attention_heads']} / {'latent' if a.get('multi_latent_attention') else a['num_query_groups']}"
         experts = f"{a['num_experts']}, {a['moe_router_topk']} a token" if "num_experts" in a else ""
-        cells = [f"`{name}`", model, f"`{config['architectures'][0]}`", a["num_layers"], a["hidden_size"], heads, experts, _short(parameters(a))]
+        cells = [
+            f"`{name}`",
+            model,
+            f"`{config['architectures'][0]}`",
+            a["num_layers"],
+            a["hidden_size"],
+            heads,
+            experts,
+            _short(parameters(a)),
+        ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ import math
 import pathlib
 import struct
 
-from slime_cli.weights import tensors
+from slime_cli.models import tensors
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

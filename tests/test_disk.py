@@ -17,11 +17,12 @@ import subprocess
 import pytest
 
 from slime_cli import __main__ as cli
-from slime_cli import app, disk, manifests, saving
+from slime_cli import app, disk, manifests
 from slime_cli.buffer.journal import Journal
 from slime_cli.errors import EngineError, UsageError
+from slime_cli.loop import saving
+from slime_cli.loop.attempts import append_line
 from slime_cli.options.resolve import resolve
-from slime_cli.run_dir import append_line
 from slime_cli.tracing.spans import Tracer
 from tests.buffer.test_journal import deal
 

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 
 from slime_cli import __main__ as cli
-from slime_cli import app, plain, report
+from slime_cli import app, plain
+from slime_cli.tracing import report
 from tests.tracing.test_trace import fill_journal, run  # noqa: F401 (a fixture)
 
 
@@ -87,8 +88,11 @@ def lines(run_dir, rewards: list[float]) -> None:
 @pytest.mark.parametrize("environment", [{}, {"TERM": "dumb"}, {"NO_COLOR": "1"}])
 @pytest.mark.parametrize("rewards", [[0.5], [0.25, 0.5, 1.0]])
 def test_the_result_of_a_run_in_a_file_has_neither_escape_codes_nor_a_plot_of_one_point(
-    run, monkeypatch, environment, rewards
-):  # noqa: F811
+    run,  # noqa: F811
+    monkeypatch,
+    environment,
+    rewards,
+):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

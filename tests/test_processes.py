@@ -12,7 +12,7 @@ import pytest
 
 from slime_cli import processes
 from slime_cli.buffer.types import Sample
-from slime_cli.rollout.rewards import RewardPool
+from slime_cli.rewards.rewards import RewardPool
 
 ROOT = str(pathlib.Path(processes.__file__).parents[1])
 HOSTILE = (
@@ -108,7 +108,7 @@ def test_users_functions_in_the_working_directory_are_found_and_libraries_find_n
     library.mkdir(parents=True)
     (library / "nearer_library.py").write_text("try:\n    import h2\nexcept ImportError:\n    pass")
     code = f"""
-from slime_cli.rollout import hooks
+from slime_cli.hooks import kinds as hooks
 for path in ("my_module.score", "my_module.py:score"):
     score = hooks.load(path, "reward")
     assert score(None, None) == 1.0

@@ -57,7 +57,7 @@ class TrainerRank:
         import torch
 
         from slime_cli.hardware import transformer_engine
-        from slime_cli.training import megatron
+        from slime_cli.training.network.network import megatron
         from slime_cli.training.trainer import Trainer
         from slime_cli.weights.bridge import Bridge
 
@@ -80,7 +80,7 @@ class TrainerRank:
         }
 
     def _hooks(self, settings) -> dict[str, Any]:
-        from slime_cli.rollout import hooks
+        from slime_cli.hooks import kinds as hooks
 
         paths = {
             "loss": settings.custom_loss_function_path,
@@ -117,7 +117,7 @@ class TrainerRank:
     def save(self, root: str) -> str:
         """Saves and returns the folder. Durable when every rank has returned, with ``--async-save`` when :meth:`saved`
         says so."""
-        from slime_cli.weights.describe import checkpoint_manifest
+        from slime_cli.models.describe import checkpoint_manifest
 
         t = self.trainer
         layout = {

@@ -39,7 +39,7 @@ def hf_to_dist(
 ) -> None:
     """Write the model as a Megatron torch_dist checkpoint. It loads in any parallel layout."""
     from slime_cli.commands import doctor_checkpoint
-    from slime_cli.weights import convert
+    from slime_cli.convert import convert
 
     with _screen() as say:
         megatron = _megatron(context.args, profile or [], say)
@@ -76,8 +76,8 @@ def dist_to_hf(
     force: Force = False,
 ) -> None:
     """Write a Megatron checkpoint's weights as an HF model."""
+    from slime_cli.convert import convert
     from slime_cli.manifests import checkpoints
-    from slime_cli.weights import convert
 
     with _screen() as say:
         megatron = _megatron(context.args, profile or [], say)

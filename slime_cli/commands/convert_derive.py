@@ -24,8 +24,8 @@ def derive(
     import shlex
 
     from slime_cli.errors import DataError
-    from slime_cli.weights import architecture
-    from slime_cli.weights.families import FAMILIES
+    from slime_cli.models import architecture
+    from slime_cli.models.families import FAMILIES
 
     folder = hf_checkpoint.parent if hf_checkpoint.name == "config.json" else hf_checkpoint
     config = architecture.read_config(str(folder))

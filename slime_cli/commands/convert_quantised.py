@@ -93,7 +93,7 @@ def _run(hf_checkpoint: pathlib.Path, save: pathlib.Path, force: bool, name: str
     needed = (checkpoint.CONFIG, checkpoint.WEIGHTS)
     looked_at = (checkpoint.TOKENIZER, checkpoint.IDS, checkpoint.TEMPLATE)
     checkpoint.require(hf_checkpoint, screen.say, needed, looked_at)
-    from slime_cli.weights import number_formats, requantise
+    from slime_cli.convert import number_formats, requantise
 
     form = getattr(number_formats, name)(**options)
     folder, count = requantise.convert(hf_checkpoint, save, form, screen=screen, force=force)

@@ -1,4 +1,4 @@
-"""Is an HF checkpoint fit for a run: what :mod:`slime_cli.weights.whole` finds, and whether its chat template can be
+"""Is an HF checkpoint fit for a run: what :mod:`slime_cli.models.whole` finds, and whether its chat template can be
 used.
 
 ``slime doctor`` lists all of it; ``train``, ``serve-rollout``, ``convert`` and ``sync`` call :func:`require` before
@@ -10,8 +10,8 @@ import pathlib
 from collections.abc import Callable, Collection, Iterator
 
 from slime_cli.findings import Finding
+from slime_cli.models import whole
 from slime_cli.rollout import template
-from slime_cli.weights import whole
 
 FOLDER = "checkpoint"
 CONFIG = "model config"

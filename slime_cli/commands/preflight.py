@@ -16,10 +16,10 @@ from typing import Any
 from slime_cli import disk
 from slime_cli.errors import SlimeError, UsageError, together
 from slime_cli.hardware import device as hardware
+from slime_cli.models import architecture, tiny
 from slime_cli.options import own, roles
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.resolve import Resolved
-from slime_cli.weights import architecture, tiny
 
 Say = Callable[[str], None]
 Named = list[tuple[str, str]]
@@ -119,11 +119,11 @@ def _lacking(stage: Resolved) -> Named:
 
 def _is_here(dest: str, value: str) -> bool:
     if dest in (*HOOKS, "custom_rm_path"):
-        from slime_cli.rollout import hooks
+        from slime_cli.hooks import kinds as hooks
 
         return hooks.is_here(value)
     if dest in SOURCES:
-        from slime_cli.buffer.source_base import split_slice
+        from slime_cli.buffer.sources.base import split_slice
 
         value = split_slice(value)[0]
     return ":" in value or pathlib.Path(value).expanduser().exists()  # an address, a scheme: not a path
@@ -138,7 +138,7 @@ def _without(stage: Resolved, lacking: Named) -> Resolved:
 def _run_dir(resolved: Resolved, run_dir: pathlib.Path) -> None:
     """It is new, or holds a run with these options that nobody else is running."""
     if run_dir.exists():
-        from slime_cli import run_dir as folders
+        from slime_cli.loop import attempts as folders
 
         folders.refuse_second(run_dir)
         folders.earlier(resolved, run_dir)
@@ -194,8 +194,8 @@ def _machine(stage: Resolved, found: dict[str, Any], instead: Say | None) -> Non
 
 
 def _starts(resolved: Resolved, each: list[Resolved], run_dir: pathlib.Path) -> None:
-    from slime_cli import resuming
-    from slime_cli import run_dir as folders
+    from slime_cli.loop import attempts as folders
+    from slime_cli.loop import resuming
 
     named = folders.stages(resolved, run_dir)
     looked_at = [(name, stage, folder) for (name, _, folder), stage in zip(named, each, strict=True)]
@@ -204,8 +204,8 @@ def _starts(resolved: Resolved, each: list[Resolved], run_dir: pathlib.Path) -> 
 
 def _folders(resolved: Resolved, run_dir: pathlib.Path, instead: Say | None) -> None:
     """Nothing is in the way of what the run writes. Changes nothing. With ``instead``, that is told why not."""
-    from slime_cli import run_dir as folders
-    from slime_cli import saving
+    from slime_cli.loop import attempts as folders
+    from slime_cli.loop import saving
 
     try:
         disk.nothing_in_the_way(run_dir, "--run-dir")
@@ -252,12 +252,12 @@ def _functions(stage: Resolved) -> None:
     if s["loss_type"] == "sft_loss":
         return
     if s["rm_type"] and not s["custom_rm_path"]:
-        from slime_cli.rollout import graders
+        from slime_cli.rewards import graders
 
         graders.check_rm_type(s["rm_type"])
     of_reward = {"custom_rm_path": "group_reward" if s["group_rm"] else "reward"}
     for option, kind in (of_reward | HOOKS).items():
         if s[option]:
-            from slime_cli.rollout import hooks
+            from slime_cli.hooks import kinds as hooks
 
             hooks.load(s[option], kind)

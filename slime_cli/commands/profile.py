@@ -22,7 +22,7 @@ def step(
     """Seconds and share of each phase of a training step."""
     from slime_cli.errors import DataError
     from slime_cli.profiling.step import step_budget
-    from slime_cli.tracing.run_dir import spans_of
+    from slime_cli.tracing.reading import spans_of
     from slime_cli.tracing.summary import render_budget
 
     budget = step_budget(spans_of(run), stage, rollout_id)

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 
 from slime_cli import disk, installed, manifests
-from slime_cli import run_dir as folders
 from slime_cli.commands import arguments, preflight
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
+from slime_cli.loop import attempts as folders
+from slime_cli.models import tiny
 from slime_cli.options import checks
 from slime_cli.options.resolve import Resolved, resolve
 from slime_cli.screen import Screen
-from slime_cli.weights import tiny
 
 
 def run(argv: list[str]) -> int:

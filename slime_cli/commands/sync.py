@@ -83,7 +83,7 @@ def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pat
     hf = source
     step = 0
     if is_checkpoint:
-        from slime_cli.weights import convert
+        from slime_cli.convert import convert
 
         disk.writable(root, "--publish")
         hf, step = convert.as_hf(checkpoints.complete(source, screen.say, args.ckpt_step), root / "hf", say=screen.say)
@@ -91,7 +91,8 @@ def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pat
         raise UsageError(f"--load {source}: neither a torch_dist nor an HF checkpoint", "slime convert makes either")
     from safetensors import safe_open
 
-    from slime_cli.weights import headers, publish, whole
+    from slime_cli.models import headers, whole
+    from slime_cli.weights import publish
 
     version = args.weight_version or f"v{step:06d}"
     whole.check(hf, screen.say)

@@ -20,8 +20,8 @@ def run(argv: list[str]) -> int:
         return _dry_run(resolved, run_dir, warnings, line.verbose)
 
     from slime_cli import installed
-    from slime_cli import run_dir as folders
     from slime_cli.commands import train_data
+    from slime_cli.loop import attempts as folders
     from slime_cli.screen import Screen
 
     installed.require(*installed.TESTED)
@@ -37,8 +37,8 @@ def run(argv: list[str]) -> int:
 
 
 def _train(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], screen, rollouts: dict[str, int]) -> int:
-    from slime_cli import resuming
-    from slime_cli import run_dir as folders
+    from slime_cli.loop import attempts as folders
+    from slime_cli.loop import resuming
 
     for warning in warnings:
         screen.warn(warning)
@@ -49,15 +49,15 @@ def _train(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], scree
     )
     finished = run_dir / "summary.json"
     if finished.exists():
-        from slime_cli import report
+        from slime_cli.tracing import report
 
         screen.say("this run is finished; its result:")
         report.show(screen.console, run_dir, json.loads(finished.read_text()))
         return 0
     resuming.prepare(folders.stages(resolved, run_dir), run_dir, screen.say)
 
-    from slime_cli import report
-    from slime_cli.loop import Conductor
+    from slime_cli.run import Conductor
+    from slime_cli.tracing import report
 
     conductor = Conductor(resolved, run_dir, screen, rollouts)
     try:
@@ -70,9 +70,10 @@ def _train(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], scree
 
 def _check_disks(resolved: Resolved, run_dir: pathlib.Path) -> list[str]:
     """Tries every folder that the run writes to; warnings about the room there."""
-    from slime_cli import disk, saving
-    from slime_cli import run_dir as folders
-    from slime_cli.weights import tiny
+    from slime_cli import disk
+    from slime_cli.loop import attempts as folders
+    from slime_cli.loop import saving
+    from slime_cli.models import tiny
 
     disk.writable(run_dir, "--run-dir")
     stages = folders.stages(resolved, run_dir)

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from slime_cli.buffer.sources import PromptSource, evaluations_of, prompts_of
+from slime_cli.buffer.sources.open import PromptSource, evaluations_of, prompts_of
 from slime_cli.errors import UsageError
 from slime_cli.options.resolve import Resolved
 from slime_cli.rollout import template, usable
@@ -40,7 +40,7 @@ def sources(s: dict[str, Any], left_out: Sequence[str] = ()) -> Sources:
 @contextlib.contextmanager
 def _model(checkpoint: str) -> Iterator[str]:
     """The checkpoint's folder; a ``tiny:`` model is made for the time of the check."""
-    from slime_cli.weights import tiny
+    from slime_cli.models import tiny
 
     if not checkpoint.startswith(tiny.PREFIX):
         yield checkpoint
@@ -53,9 +53,9 @@ def _look(
     name: str, stage: Resolved, model: str, prompts: PromptSource, evaluations: list[PromptSource], say: Say
 ) -> int | None:
     """Renders rows as the stage will; rollouts where ``--num-epoch`` says how many."""
+    from slime_cli.models import architecture
     from slime_cli.rollout.chat import Renderer, RenderOptions
     from slime_cli.rollout.supervised import SupervisedRenderer
-    from slime_cli.weights import architecture
 
     s = stage.slime
     policy = stage.slime["loss_type"] != "sft_loss"

@@ -13,7 +13,7 @@ assistant's text, and the special tokens among ``--rollout-stop-token-ids``. Tex
 another
 matter: a format reward looks for ``</answer>``, so they stay in ``response``, and only the built-in graders that
 compare
-a whole text do without them (:func:`slime_cli.rollout.rewards.without_stops`).
+a whole text do without them (:func:`slime_cli.rewards.rewards.without_stops`).
 """
 
 import dataclasses

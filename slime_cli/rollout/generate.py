@@ -18,12 +18,14 @@ from typing import Any
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.types import Sample, Status, executions
 from slime_cli.errors import UsageError
-from slime_cli.rollout import hooks, nucleus, raised
+from slime_cli.hooks import kinds as hooks
+from slime_cli.hooks import raised
+from slime_cli.rewards.pool import RewardFailure
+from slime_cli.rewards.rewards import RewardPool, custom_path
+from slime_cli.rollout import nucleus
 from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
 from slime_cli.rollout.failures import Failure, Failures
-from slime_cli.rollout.pool import RewardFailure
-from slime_cli.rollout.rewards import RewardPool, custom_path
 from slime_cli.rollout.teacher import Teacher
 
 FILTER = "--dynamic-sampling-filter-path"

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from slime_cli.buffer.journal import Journal, Ledger, Record
 from slime_cli.errors import DataError
-from slime_cli.tracing.run_dir import journals
+from slime_cli.tracing.reading import journals
 
 
 def ledgers(run_dir: str | os.PathLike) -> dict[str, Ledger]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from slime_cli.errors import DataError
 from slime_cli.manifests import write_bytes
-from slime_cli.tracing.run_dir import spans_of
+from slime_cli.tracing.reading import spans_of
 
 CLOCK_SLACK_US = 1000
 """A child's end may pass its parent's by this much and is cut: starts are wall-clock, durations monotonic."""

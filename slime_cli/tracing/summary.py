@@ -21,7 +21,7 @@ from slime_cli.errors import DataError
 from slime_cli.manifests import Endpoint, Run, read
 from slime_cli.profiling.step import Budget, Phase, step_budget
 from slime_cli.tracing import ledger as ledgers
-from slime_cli.tracing.run_dir import metrics_of, spans_of, stage_folders
+from slime_cli.tracing.reading import metrics_of, spans_of, stage_folders
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ENGINES = ("megatron-core", "sglang", "sglang-router", "torch")

@@ -8,7 +8,7 @@ normalised over the global batch (reported as its weighted sum). Names are slime
 import torch
 from megatron.core import mpu
 
-from slime_cli.training.losses import masked
+from slime_cli.training.algorithm.losses import masked
 
 MAXIMA = ("train_rollout_logprob_abs_diff",)
 """Metrics whose maximum over all trained tokens is reported too, as ``NAME_max``."""

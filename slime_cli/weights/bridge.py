@@ -67,7 +67,7 @@ def _say_whether_tied(model: list) -> None:
 
 def _parameters(model: list) -> Iterator[tuple[str, torch.Tensor]]:
     """Those of this rank, without what Transformer Engine keeps in a type of its own (FP8). A router's bias, a buffer,
-    begins at zero for a model that has none; :mod:`slime_cli.weights.whole` checks that it is there for one that has.
+    begins at zero for a model that has none; :mod:`slime_cli.models.whole` checks that it is there for one that has.
     """
     from megatron.core.utils import unwrap_model
 

@@ -20,7 +20,7 @@ import msgspec
 
 from slime_cli import manifests
 from slime_cli.errors import DataError, EngineError
-from slime_cli.weights import architecture, tensors
+from slime_cli.models import architecture, tensors
 
 _DTYPES = {"half": "float16", "float": "float32"}
 _FIX = "give the model that the endpoint serves, or start one for yours: slime serve-rollout --hf-checkpoint {model}"

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from slime_cli import manifests
-from slime_cli.weights import headers
+from slime_cli.models import headers
 
 SHARD_BYTES = 4 * 2**30
 _LEFT_OUT = ("model.", "model-", "pytorch_model", "checkpoint.json", "manifest.json")

@@ -2,7 +2,7 @@
 
 import types
 
-from slime_cli.bench.step import tracing
+from bench.step import tracing
 
 
 def test_a_traced_step_records_the_spans_of_the_trainer_and_of_its_networks():

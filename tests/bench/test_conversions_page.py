@@ -1,6 +1,6 @@
 """``docs/conversions.md`` is what the renderer makes of measured rows, and leaves no family out."""
 
-from slime_cli.bench import conversions, conversions_page
+from bench import conversions, conversions_page
 
 LAYOUTS = ["single", "tp2", "ep2"]
 
@@ -58,7 +58,7 @@ def test_the_committed_page_has_the_renderers_words_and_every_family(tmp_path):
         if not line.startswith(("- **", "| Dense", "| Moe"))
     ]
     left = [line for line in committed.splitlines() if line in frame]
-    assert left == frame, "make conversions, or python -m slime_cli.bench.conversions_page, writes it again"
+    assert left == frame, "make conversions, or python -m bench.conversions_page, writes it again"
     named = {line.split(" | ")[0].removeprefix("| ") for line in committed.splitlines() if line.startswith("| ")}
     named |= {line.split("**")[1] for line in committed.splitlines() if line.startswith("- **")}
     assert set(conversions.FAMILIES) <= named

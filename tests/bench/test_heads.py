@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.engine
 def test_logits_are_never_held_whole():
-    done = subprocess.run([sys.executable, "-m", "slime_cli.bench.heads", "4096"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "bench.heads", "4096"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["chunked"] < 1 < found["plain"]

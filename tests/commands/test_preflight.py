@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from slime_cli import manifests
-from slime_cli import run_dir as folders
 from slime_cli.commands import preflight, train
 from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
 from slime_cli.hardware import device as hardware
+from slime_cli.loop import attempts as folders
 from slime_cli.options.resolve import resolve
 from tests.options import test_slime_scripts
 

@@ -7,8 +7,8 @@ import pytest
 from slime_cli.buffer.types import RowError
 from slime_cli.commands import train_data
 from slime_cli.errors import DataError, UsageError
+from slime_cli.models import tiny
 from slime_cli.options.resolve import Resolved, resolve
-from slime_cli.weights import tiny
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 from slime_cli import __main__ as cli
-from slime_cli import manifests, resuming
+from slime_cli import manifests
 from slime_cli.errors import DataError
+from slime_cli.loop import resuming
 from slime_cli.manifests import checkpoints, pickles
 from slime_cli.options.resolve import resolve
 from tests.checkpoints import write
@@ -254,7 +255,7 @@ def test_conversion_refuses_it_before_megatron_starts(stranger, tmp_path, marker
     ],
 )
 def test_training_refuses_it_before_anything_starts(option, stranger, tmp_path, marker):
-    from tests.test_checkpoint_folders import make
+    from tests.loop.test_checkpoint_folders import make
 
     make(tmp_path / "good", 2, weights=7)
     words = (

@@ -6,10 +6,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slime_cli.errors import UsageError
+from slime_cli.models import tiny
 from slime_cli.options import characters, profiles, roles
 from slime_cli.options.layers import from_argv
 from slime_cli.options.spec import UNSET
-from slime_cli.weights import tiny
 
 GUESSED = (
     "12:30 1:30:15 010 0o17 0x1F 0b11 1_000 1e-6 1.0 .5 +5 .inf .NaN on off yes no On NO y n true False 2026-11-30 "

@@ -83,7 +83,7 @@ def test_every_metric_of_the_page_is_named_in_the_code():
     named = {name for row in rows for name in re.findall(r"`([a-z]\w+)`", row)}
     code = {
         path: path.read_text()
-        for path in [ROOT / "slime_cli" / "stage.py", *(ROOT / "slime_cli" / "training").glob("*.py")]
+        for path in [*(ROOT / "slime_cli" / "loop").glob("*.py"), *(ROOT / "slime_cli" / "training").rglob("*.py")]
     }
     words = set(re.findall(r"\w+", "\n".join(code.values()))) | {
         f"critic_{name}" for name in ("grad_norm", "lr", "skipped_steps")

@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
+from slime_cli.models import architecture
 from slime_cli.options import catalogue, profiles
 from slime_cli.options.resolve import resolve
-from slime_cli.weights import architecture
 
 path = pathlib.Path(__file__).parents[2] / "ci" / "model_profiles.py"
 spec = importlib.util.spec_from_file_location("model_profiles", path)

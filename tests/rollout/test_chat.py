@@ -6,10 +6,10 @@ import pytest
 
 from slime_cli.buffer.types import PromptRow, RowError, Sample
 from slime_cli.errors import DataError
+from slime_cli.models import tiny
 from slime_cli.options.resolve import resolve
 from slime_cli.rollout.chat import Renderer, RenderOptions
 from slime_cli.rollout.supervised import SupervisedRenderer
-from slime_cli.weights import tiny
 
 TURNS = [
     {"role": "system", "content": "Add."},

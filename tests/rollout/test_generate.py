@@ -13,12 +13,12 @@ from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.types import PromptRow, Sample, Status, executions
 from slime_cli.errors import DataError, EngineError, UsageError
+from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.evaluate import evaluate, mean_over_prompts
 from slime_cli.rollout.failures import Failures
 from slime_cli.rollout.generate import Generator
-from slime_cli.rollout.rewards import RewardPool
-from slime_cli.training import packing
+from slime_cli.training.batching import packing
 
 FUNCTIONS = """
 import asyncio, copy

@@ -13,7 +13,7 @@ from slime_cli.commands.trace import app
 from slime_cli.errors import DataError
 from slime_cli.tracing import ledger as ledgers
 from slime_cli.tracing import perfetto
-from slime_cli.tracing.run_dir import metrics_of, spans_of
+from slime_cli.tracing.reading import metrics_of, spans_of
 from slime_cli.tracing.spans import Tracer
 from slime_cli.tracing.summary import reward_line, sparkline, summarize
 

@@ -20,12 +20,13 @@ from layout_launch import OVER_FOUR
 from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.manifests import checkpoints
+from slime_cli.models import architecture
 from slime_cli.options.estimators import ESTIMATORS
 from slime_cli.tracing.spans import Tracer
-from slime_cli.training import advantages, heads, megatron
+from slime_cli.training.algorithm import advantages
+from slime_cli.training.network.network import heads, megatron
 from slime_cli.training.settings import Settings
 from slime_cli.training.trainer import Trainer
-from slime_cli.weights import architecture
 from slime_cli.weights.bridge import Bridge
 
 SAMPLES = 16

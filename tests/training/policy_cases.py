@@ -26,7 +26,8 @@ from layout_cases import (
 )
 from layout_launch import POLICY
 from slime_cli.errors import EngineError, UsageError
-from slime_cli.training import advantages, heads, objective
+from slime_cli.training.algorithm import advantages, objective
+from slime_cli.training.network.network import heads
 from slime_cli.training.settings import Settings
 
 
@@ -105,7 +106,7 @@ def hooked(session: Session) -> dict:
         )
 
     def loss(args, batch, logits, sum_of_sample_mean):
-        from slime_cli.training.logprobs import token_log_probs
+        from slime_cli.training.network.logprobs import token_log_probs
 
         return sum_of_sample_mean(-token_log_probs(logits, batch["targets_R"], 1.0)), {"answer": 42}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_cli.training.advantages import STD_EPSILON, groups_without_spread, grpo
+from slime_cli.training.algorithm.advantages import STD_EPSILON, groups_without_spread, grpo
 
 
 def reference(rewards: list[float], groups: list[int], divide_by_std: bool) -> list[float]:

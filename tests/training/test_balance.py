@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_cli.training import balance
+from slime_cli.training.batching import balance
 
 costs_of = st.lists(st.integers(0, 10_000).map(float), max_size=60)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_cli.training import corrections
-from slime_cli.training.advantages import Shape
+from slime_cli.training.algorithm import corrections
+from slime_cli.training.algorithm.advantages import Shape
 from slime_cli.training.settings import Settings
 
 LENGTHS = [4, 0, 6, 3, 5]

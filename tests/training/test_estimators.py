@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from slime_cli.options.estimators import WHITENED
-from slime_cli.training import advantages
-from slime_cli.training.advantages import Shape
+from slime_cli.training.algorithm import advantages
+from slime_cli.training.algorithm.advantages import Shape
 from slime_cli.training.settings import Settings
 
 LENGTHS = [5, 1, 0, 7, 3, 4, 2]

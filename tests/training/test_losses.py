@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from slime_cli.training import losses
+from slime_cli.training.algorithm import losses
 
 LOG_RATIOS = [-3.0, -2.0, -0.7, -1e-3, -1e-9, 0.0, 1e-9, 1e-3, 0.4, 2.5, 12.0]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_cli.errors import DataError
-from slime_cli.training import balance, packing
+from slime_cli.training.batching import balance, packing
 
 CASES = dict(
     lengths=st.lists(st.integers(1, 60), max_size=60),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_cli.training.stateless_adam import StatelessAdam
+from slime_cli.training.network.stateless_adam import StatelessAdam
 
 
 def first_adam_step(p, g, lr, eps, weight_decay, beta1, beta2):

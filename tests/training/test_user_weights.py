@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from slime_cli.errors import UsageError
-from slime_cli.rollout import hooks
-from slime_cli.training import user_weights
-from slime_cli.training.advantages import Shape
+from slime_cli.hooks import kinds as hooks
+from slime_cli.training.algorithm import user_weights
+from slime_cli.training.algorithm.advantages import Shape
 
 SIZES = np.array([3, 0, 2])
 LENGTHS = np.array([5, 4, 3])

@@ -7,10 +7,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from slime_cli import manifests, report
+from slime_cli import manifests
 from slime_cli.commands import sync as command
 from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.serving import claim
+from slime_cli.tracing import report
 from slime_cli.weights import publish, sync
 from tests import checkpoints
 from tests.scripted_engine import ScriptedEngine

@@ -1,0 +1,421 @@
+"""HF -> torch_dist -> HF for every model family, in several parallel layouts, on tiny random checkpoints; `make
+conversions`.
+
+A case converts there in its layout and back on one rank, with the functions behind ``slime convert``, and compares
+every byte;
+then it loads the torch_dist checkpoint in its layout and compares Megatron's logits on packed sequences, and the
+embedding's
+gradient, with transformers' on each alone. Importing Megatron takes longer than all that, so this process imports it
+once and
+forks the ranks of every job. Writes ``runs/conversions.json`` and, from it, ``docs/conversions.md``.
+``python -m bench.conversions [FAMILY...]`` runs some families only and writes nothing.
+"""
+
+import json
+import logging
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from typing import Any
+
+from slime_cli.errors import EngineError, SlimeError
+
+LAYOUTS = {
+    "single": {},
+    "tp2": {"tensor": 2},
+    "pp2": {"pipeline": 2},
+    "ep2": {"expert": 2},
+    "tp2 ep2": {"tensor": 2, "expert": 2},
+}
+LENGTHS = [5, 1, 17, 9, 3, 13]
+"""Of the sequences whose logits are compared, in one pack; together a multiple of every tensor parallel size."""
+TIMEOUT = 300.0
+
+DENSE = dict(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+    rms_norm_eps=1e-6,
+    bos_token_id=None,
+    eos_token_id=1,
+    pad_token_id=None,
+)
+EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=24)
+ROUTED = EXPERTS | dict(
+    n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=2.5, n_group=1, topk_group=1
+)
+LATENT = dict(
+    q_lora_rank=24,
+    kv_lora_rank=16,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=4,
+    v_head_dim=6,
+    num_key_value_heads=4,
+    head_dim=4,
+)
+DEEPSEEK = {k: v for k, v in (DENSE | ROUTED | LATENT).items() if k != "head_dim"} | {"num_hidden_layers": 4}
+
+
+def _yarn(**more: float) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 1.0,
+    } | more
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3": ("Qwen3", DENSE),
+    "Qwen3, tied": ("Qwen3", DENSE | {"tie_word_embeddings": True}),
+    "Qwen2.5": ("Qwen2", DENSE),
+    "Llama 3": ("Llama", DENSE | {"rope_parameters": LLAMA3}),
+    "MiMo": ("MiMo", DENSE | {"num_nextn_predict_layers": 1}),
+    "Qwen3-MoE": ("Qwen3Moe", DENSE | EXPERTS | {"num_experts": 8, "norm_topk_prob": True}),
+    "DeepSeek-V3": (
+        "DeepseekV3",
+        DEEPSEEK | dict(num_experts_per_tok=4, n_group=4, topk_group=2, rope_parameters=_yarn(mscale_all_dim=1.0)),
+    ),
+    "Kimi-K2": ("DeepseekV3", DEEPSEEK | dict(rope_parameters=_yarn(mscale_all_dim=1.0, beta_fast=1.0, beta_slow=1.0))),
+    "Moonlight": ("DeepseekV3", DEEPSEEK | {"q_lora_rank": None, "n_shared_experts": 2}),
+    "GLM-4.5": (
+        "Glm4Moe",
+        DENSE | ROUTED | dict(num_hidden_layers=4, attention_bias=True, use_qk_norm=True, num_nextn_predict_layers=1),
+    ),
+    "GLM-4.7-Flash": ("Glm4MoeLite", DEEPSEEK),
+    "GLM-5": ("GlmMoeDsa", DEEPSEEK | {"index_topk": 8, "index_head_dim": 8, "index_n_heads": 2}),
+    "GLM-4": ("Glm4", DENSE),
+    "MiniMax-M2": (
+        "MiniMaxM2",
+        DENSE | {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24, "rotary_dim": 4},
+    ),
+    "Qwen3-Next": (
+        "Qwen3Next",
+        DENSE
+        | EXPERTS
+        | dict(
+            num_experts=8,
+            num_hidden_layers=4,
+            shared_expert_intermediate_size=24,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+        ),
+    ),
+}
+"""Family -> prefix of transformers' classes, and fields of its config."""
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def make(family: str, folder: pathlib.Path) -> None:
+    """A random checkpoint of ``family`` and, beside it, its logits on the sequences and a gradient of its embedding."""
+    import torch
+    import transformers
+
+    name, fields = FAMILIES[family]
+    of = (
+        "Qwen2" if name == "MiMo" else name
+    )  # transformers has no MiMo; but for layers that predict further tokens it is a Qwen2
+    config = getattr(transformers, f"{of}Config")(**fields)
+    torch.manual_seed(11)
+    model = getattr(transformers, f"{of}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if key.endswith("e_score_correction_bias") or tensor.dim() > 1 and not key.endswith("inv_freq"):
+                tensor.normal_(std=0.2)
+            elif not key.endswith("inv_freq"):
+                tensor.normal_(mean=0.0 if key.endswith("bias") else 1.0, std=0.2)  # norms of ones would hide a mix-up
+    logits_TV = torch.cat([model(tokens[None]).logits[0] for tokens in sequences()])
+    (logits_TV * loss_weights_TV()).sum().backward()
+    model.save_pretrained(folder)
+    if "num_nextn_predict_layers" in fields:
+        layer = "mtp_layers.0" if name == "MiMo" else f"layers.{config.num_hidden_layers}"
+        _add_further(folder, f"model.{layer}.input_layernorm.weight")
+    torch.save(
+        {"logits_TV": logits_TV.detach(), "grad_VH": model.get_input_embeddings().weight.grad}, folder / "expected.pt"
+    )
+    if of != name:
+        path = folder / "config.json"
+        text = json.loads(path.read_text()) | {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
+        path.write_text(json.dumps(text))
+
+
+def _add_further(folder: pathlib.Path, name: str) -> None:
+    """A tensor of a layer that predicts further tokens; transformers makes none, published checkpoints have them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {name: torch.randn(DENSE["hidden_size"])}, path, metadata={"format": "pt"})
+
+
+def sequences() -> list:
+    import torch
+
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(0, DENSE["vocab_size"], (length,), generator=generator) for length in LENGTHS]
+
+
+def loss_weights_TV():
+    """The loss whose gradient is compared is the logits' sum with these weights."""
+    import torch
+
+    return torch.randn(sum(LENGTHS), DENSE["vocab_size"], generator=torch.Generator().manual_seed(4))
+
+
+def exact(before: pathlib.Path, after: pathlib.Path) -> str | None:
+    """None when both folders hold the same tensors, else the first difference."""
+    import torch
+    from safetensors.torch import load_file
+
+    one, two = (
+        {name: t for file in sorted(f.glob("*.safetensors")) for name, t in load_file(file).items()}
+        for f in (before, after)
+    )
+    for name in sorted(one.keys() ^ two.keys()):
+        return f"{name} is only {'before' if name in one else 'after'}"
+    differing = [name for name in one if one[name].dtype != two[name].dtype or not torch.equal(one[name], two[name])]
+    return f"{len(differing)} of {len(one)} tensors differ, the first: {differing[0]}" if differing else None
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def compare(job, args, model, bridge, say) -> None:
+    """A rank's work: writes its largest differences from transformers to ``job["result"]`` with its rank and what is
+    compared."""
+    import types
+
+    import torch
+    from megatron.core import mpu
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    from slime_cli.training.batching import packs
+    from slime_cli.training.network.network import checkpoint
+
+    def result(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
+        pathlib.Path(f"{job['result']}.{what}.{args.rank}").write_text(str(float((got - want).abs().max())))
+
+    no_optimizer = types.SimpleNamespace(reload_model_params=lambda: None)
+    checkpoint.load(args, job["load"], model, no_optimizer, None, weights_only=True)
+    pack = packs.pack(LENGTHS, torch.device("cpu"))
+    tokens_T = torch.cat(sequences())
+    want = torch.load(pathlib.Path(job["hf"]) / "expected.pt")
+
+    def step(iterator, model):
+        def last(output, non_loss_data=False):
+            logits_TV = gather_from_tensor_model_parallel_region(output.squeeze(0))
+            result("logits", logits_TV.detach(), want["logits_TV"])
+            return (logits_TV * loss_weights_TV()).sum(), {}
+
+        return model(tokens_T[None], pack.positions_T[None], None, packed_seq_params=pack), last
+
+    model[0].train()
+    with torch.enable_grad():
+        get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iter([]),
+            model=model,
+            num_microbatches=1,
+            seq_length=sum(LENGTHS),
+            micro_batch_size=1,
+            forward_only=False,
+        )
+    # A tied weight's gradient is summed over the first and the last pipeline stage by the optimizer's step, which is
+    # not taken here.
+    if mpu.is_pipeline_first_stage() and (args.untie_embeddings_and_output_weights or mpu.is_pipeline_last_stage()):
+        (grad_VH,) = [p.grad for name, p in model[0].named_parameters() if name.endswith("word_embeddings.weight")]
+        rows = want["grad_VH"].chunk(mpu.get_tensor_model_parallel_world_size())[mpu.get_tensor_model_parallel_rank()]
+        result("grad", grad_VH / want["grad_VH"].abs().max(), rows / want["grad_VH"].abs().max())
+
+
+def run(job: dict[str, Any], say) -> None:
+    """Carries out a job in forks of this process, one a rank. Raises EngineError with the traceback of the rank that
+    failed first."""
+    from slime_cli.serving.address import free_port
+
+    world = job["tensor"] * job["pipeline"] * job["expert"]
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        children = {}
+        for rank in range(world):
+            pid = os.fork()
+            if pid == 0:
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                _child(job, rank, pathlib.Path(folder))
+            children[pid] = rank
+        failed = not _wait(children)
+        said = sorted(pathlib.Path(folder).iterdir(), key=lambda p: p.stat().st_mtime)
+        if failed or said:
+            raise EngineError(said[0].read_text() if said else f"no end in {TIMEOUT:.0f} s", "see the traceback")
+
+
+def _child(job: dict[str, Any], rank: int, folder: pathlib.Path) -> None:
+    """Never returns: a forked child must not run its parent's clean-up."""
+    from slime_cli.convert import rank as convert_rank
+
+    os.setsid()
+    if "SLIME_TRACEBACK" not in os.environ:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    code = 1
+    try:
+        kinds = {"hf_to_dist": convert_rank._to_dist, "dist_to_hf": convert_rank._to_hf, "compare": compare}
+        convert_rank.with_model(job, rank, lambda text: None, kinds[job["kind"]])
+        code = 0
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        text = error.message if isinstance(error, SlimeError) else str(error).strip() or "no message"
+        (folder / str(rank)).write_text(
+            f"{type(error).__name__}: {text} ({pathlib.Path(last.filename).name}:{last.lineno})"
+        )
+        if os.environ.get("SLIME_TRACEBACK"):
+            traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait(children: dict[int, int]) -> bool:
+    """Whether all ended well in time. The rest of a job that failed, and what its ranks started, are killed."""
+    groups = list(children)
+    good = True
+    deadline = time.time() + TIMEOUT
+    while children and good:
+        for pid in list(children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                children.pop(pid)
+                good = good and status == 0
+        good = good and time.time() < deadline
+        time.sleep(0.02)
+    time.sleep(0 if good else 0.3)  # the rank that said something may not be the first that was seen
+    for pid in groups:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    for pid in children:
+        os.waitpid(pid, 0)
+    return good
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
+def applies(family: str, layout: str) -> bool:
+    """Expert parallelism is for models with experts."""
+    fields = FAMILIES[family][1]
+    return "ep" not in layout or any(
+        name in fields for name in ("num_experts", "n_routed_experts", "num_local_experts")
+    )
+
+
+def case(family: str, layout: str, model: pathlib.Path, scratch: pathlib.Path) -> dict[str, Any]:
+    """One line of the table."""
+    from slime_cli.convert import convert
+    from slime_cli.models import architecture
+
+    out = {"family": family, "architecture": "", "layout": layout, "exact": False, "why_not": None}
+    out |= {"logits_max_diff": None, "gradient_max_relative_diff": None}
+    sizes = {"tensor": 1, "pipeline": 1, "expert": 1} | LAYOUTS[layout]
+    try:
+        config = architecture.read_config(str(model))
+        out["architecture"] = architecture.name(config)
+        checkpoint = convert.hf_to_dist(model, scratch / "dist", **sizes, force=True, run=run)
+        convert.dist_to_hf(checkpoint, scratch / "hf", force=True, run=run)
+        out["why_not"] = exact(model, scratch / "hf")
+        out["exact"] = out["why_not"] is None
+        job = {
+            "kind": "compare",
+            "hf": str(model),
+            "load": str(checkpoint),
+            "dtype": "float32",
+            "result": str(scratch / "found"),
+        }
+        run(job | sizes | {"argv": architecture.argv(architecture.megatron_args(config))}, None)
+        for field, what in (("logits_max_diff", "logits"), ("gradient_max_relative_diff", "grad")):
+            out[field] = max((float(path.read_text()) for path in scratch.glob(f"found.{what}.*")), default=None)
+    except SlimeError as error:
+        out["why_not"] = error.message.removeprefix(f"{model}/")
+    return out
+
+
+def cases(families: list[str], layouts: list[str], report=lambda line: None) -> list[dict[str, Any]]:
+    """All cases of these families and layouts, each reported when it is done. Imports Megatron into this process."""
+    os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
+    from slime_cli.hardware import device as hardware
+
+    logging.getLogger().setLevel(logging.ERROR)
+    hardware.prepare_trainer()
+    import torch
+    import transformers
+    from megatron.bridge import AutoBridge  # noqa: F401  (before the forks, not in each of them)
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="slime-conversions-") as root:
+        for family in families:
+            model = pathlib.Path(root) / "model"
+            make(family, model)
+            for layout in layouts:
+                if applies(family, layout):
+                    scratch = pathlib.Path(root) / "scratch"
+                    scratch.mkdir()
+                    lines.append(case(family, layout, model, scratch))
+                    report(lines[-1])
+                    shutil.rmtree(scratch)
+            shutil.rmtree(model)
+    return lines
+
+
+def main() -> None:
+    from bench import conversions_page
+    from slime_cli import manifests
+
+    def report(line: dict[str, Any]) -> None:
+        gaps = (line["logits_max_diff"], line["gradient_max_relative_diff"])
+        logits, gradient = ("-" if gap is None else f"{gap:.1e}" for gap in gaps)
+        why = (line["why_not"] or "").splitlines()
+        weights = "exact" if line["exact"] else "NOT"
+        found = f"{weights:6} logits {logits:8} gradient {gradient:8} {why[0] if why else ''}"
+        print(f"{line['family']:14} {line['layout']:8} {found}", flush=True)
+
+    lines = cases(sys.argv[1:] or list(FAMILIES), list(LAYOUTS), report)
+    if not sys.argv[1:]:
+        manifests.write_json(conversions_page.MEASURED, lines)
+        conversions_page.write(lines, list(LAYOUTS))
+        print(f"written: {conversions_page.MEASURED} and {conversions_page.PAGE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,394 @@
+"""HF checkpoint <-> Megatron ``torch_dist`` checkpoint, in processes of their own. Torch-free here.
+
+:func:`hf_to_dist` and :func:`dist_to_hf` check everything that can be checked from files, start one process a rank
+(``python -m slime_cli.convert.rank``), and put the result in place only when every rank has ended well: a failed
+conversion
+leaves nothing behind. Called by ``slime convert`` and, for a checkpoint that is not HF yet, by ``slime sync``.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from slime_cli import errors, installed, manifests, processes
+from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
+from slime_cli.hardware import device as hardware
+from slime_cli.manifests import checkpoints, pickles
+from slime_cli.models import architecture, whole
+from slime_cli.models.describe import checkpoint_manifest, file_hash
+from slime_cli.models.families import FAMILIES
+from slime_cli.serving.address import free_port
+
+LAST_LINES = 12
+Say = Callable[[str], None]
+Run = Callable[[dict[str, Any], Say], None]
+"""Carries out a job on all its ranks; raises what went wrong."""
+
+
+def hf_to_dist(
+    hf_checkpoint: str | os.PathLike,
+    save: str | os.PathLike,
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+    expert: int = 1,
+    megatron: dict[str, Any] | None = None,
+    force: bool = False,
+    say: Say = lambda text: None,
+    run: Run | None = None,
+) -> pathlib.Path:
+    """Writes ``save/iter_0000000`` and returns it. ``megatron``: options by dest beyond those that follow from the
+    config.
+
+    ``run`` carries out the job on all its ranks; the default starts a process a rank.
+    """
+    if run is None:
+        installed.require(*installed.TRAINING)
+    source = pathlib.Path(hf_checkpoint).resolve()
+    save = pathlib.Path(save).resolve()
+    args = _architecture(source, megatron or {})
+    whole.check(source, say)
+    _check_layout(args, tensor, pipeline, expert)
+    _check_target(save, force)
+    say(f"hashing {source}")
+    dtype = _trainer_dtype(architecture.read_config(str(source)))
+    layout = {"tensor": tensor, "pipeline": pipeline, "data": expert, "context": 1, "expert": expert}
+    manifest = checkpoint_manifest(source, iteration=0, dtype=dtype, layout=layout)
+    manifest = msgspec.structs.replace(manifest, megatron_args=args)
+    with _building(save) as building:
+        job = {
+            "kind": "hf_to_dist",
+            "hf": str(source),
+            "target": str(building),
+            "dtype": dtype,
+            "argv": architecture.argv(args),
+            "tensor": tensor,
+            "pipeline": pipeline,
+            "expert": expert,
+            "manifest": msgspec.to_builtins(manifest),
+        }
+        (run or _ranks)(job, say)
+        shutil.rmtree(save / "iter_0000000", ignore_errors=True)
+        _move_into(building, save)
+    return save / "iter_0000000"
+
+
+def dist_to_hf(
+    load: str | os.PathLike,
+    save: str | os.PathLike,
+    *,
+    origin: str | os.PathLike | None = None,
+    megatron: dict[str, Any] | None = None,
+    force: bool = False,
+    say: Say = lambda text: None,
+    run: Run | None = None,
+) -> tuple[pathlib.Path, int]:
+    """Writes an HF checkpoint with the weights of ``load`` and the other files of ``origin``; the folder and the
+    iteration.
+
+    ``load`` is an ``iter_NNNNNNN`` folder, or one that holds some: the newest complete one is taken.
+    """
+    if run is None:
+        installed.require(*installed.TRAINING)
+    checkpoint = checkpoints.complete(load, say)
+    save = pathlib.Path(save).resolve()
+    manifest = manifests.read(checkpoint / "checkpoint.json", manifests.Checkpoint)
+    if manifest.format != "torch_dist":
+        raise DataError(f"{checkpoint}: format is {manifest.format}, not torch_dist", "there is nothing to convert")
+    pickles.check(checkpoint)
+    source = pathlib.Path(origin or manifest.source).resolve()
+    if not (source / "config.json").is_file():
+        fix = (
+            "--origin-hf-dir must be a folder with the HF model it came from"
+            if origin
+            else "say where it is: --origin-hf-dir DIR"
+        )
+        raise DataError(f"{source}: no config.json there, and {checkpoint} came from that model", fix)
+    args = _architecture(source, manifest.megatron_args | (megatron or {}), blame=str(checkpoint))
+    _check_target(save, force)
+    config = architecture.read_config(str(source))
+    say(f"hashing {checkpoint}")
+    with ThreadPoolExecutor() as pool:
+        files = sorted(p for p in checkpoint.iterdir() if p.is_file())
+        hashes = dict(zip((p.name for p in files), pool.map(file_hash, files), strict=True))
+    out = msgspec.structs.replace(
+        manifest,
+        format="hf",
+        source=str(checkpoint),
+        source_hashes=hashes,
+        megatron_args=args,
+        dtype=_hf_dtype(config),
+        layout=dict.fromkeys(manifest.layout, 1),
+        files={},
+    )
+    with _building(save) as building:
+        job = {
+            "kind": "dist_to_hf",
+            "hf": str(source),
+            "load": str(checkpoint),
+            "target": str(building / "hf"),
+            "tensor": 1,
+            "pipeline": 1,
+            "expert": 1,
+            "dtype": "float32" if hardware.find().kind == "cpu" else manifest.dtype,
+            "hf_dtype": out.dtype,
+            "argv": architecture.argv(args),
+        }
+        (run or _ranks)(job, say)
+        _finish_hf(building / "hf", config)
+        _clear_weights(save)
+        _move_into(building / "hf", save)
+        manifests.write(save / "checkpoint.json", out)
+    return save, manifest.iteration
+
+
+def as_hf(source: str | os.PathLike, target: str | os.PathLike, *, say: Say) -> tuple[pathlib.Path, int]:
+    """:func:`dist_to_hf` over whatever an earlier call left at ``target``."""
+    return dist_to_hf(source, target, force=True, say=say)
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def _architecture(source: pathlib.Path, given: dict[str, Any], blame: str = "the options") -> dict[str, Any]:
+    """Megatron's options for the model in ``source``, ``given`` included. Raises DataError when they are not known or
+    differ."""
+    config = architecture.read_config(str(source))
+    derived = architecture.megatron_args(config)
+    if derived is None and "num_layers" not in given:
+        name = (config.get("architectures") or ["none"])[0]
+        raise DataError(
+            f"{source / 'config.json'}: architecture {name} is not supported",
+            f"supported: {', '.join(sorted(FAMILIES))}; for another, give Megatron's options (--num-layers and so on)"
+            " or a --profile",
+        )
+    dest = architecture.contradiction(derived or {}, given)
+    if dest is not None:
+        raise DataError(
+            f"{blame}: {dest} is {given[dest]}, {source / 'config.json'} makes it {derived[dest]}",
+            "they belong to different models",
+        )
+    return (derived or {}) | given
+
+
+_SPLIT_BY_TENSOR = ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "moe_ffn_hidden_size", "vocab_size")
+
+
+def _check_layout(args: dict[str, Any], tensor: int, pipeline: int, expert: int) -> None:
+    if expert > 1 and args.get("num_experts") is None:
+        raise UsageError(f"--expert-model-parallel-size {expert}: the model has no experts", "leave it out")
+    for flag, size, names in (
+        ("--tensor-model-parallel-size", tensor, _SPLIT_BY_TENSOR),
+        ("--pipeline-model-parallel-size", pipeline, ("num_layers",)),
+        ("--expert-model-parallel-size", expert, ("num_experts",)),
+    ):
+        if size < 1:
+            raise UsageError(f"{flag} {size}: must be at least 1")
+        for name in names:
+            if args.get(name) is not None and args[name] % size:
+                raise UsageError(
+                    f"{flag} {size} does not divide the model's {name}, {args[name]}",
+                    "a checkpoint loads in any layout: 1 always fits",
+                )
+    device = hardware.find()
+    if device.kind == "cuda" and tensor * pipeline * expert > device.count:
+        raise UsageError(
+            f"{tensor} x {pipeline} x {expert} ranks need as many GPUs, this machine has {device.count}",
+            "a checkpoint loads in any layout: leave the sizes out, or hide the GPUs (CUDA_VISIBLE_DEVICES=) to convert"
+            " on the CPU",
+        )
+
+
+def _check_target(save: pathlib.Path, force: bool) -> None:
+    if save.exists() and not save.is_dir():
+        raise UsageError(f"--save {save}: is a file", "give a folder")
+    if save.is_dir() and any(save.iterdir()) and not force:
+        raise UsageError(f"--save {save}: not empty", "give another folder, or --force to replace the checkpoint in it")
+
+
+def _trainer_dtype(config: dict[str, Any]) -> str:
+    """What Megatron holds the weights in: bfloat16 where they are and the device trains in it, else float32, which is
+    exact."""
+    return "bfloat16" if hardware.find().kind == "cuda" and _hf_dtype(config) == "bfloat16" else "float32"
+
+
+def _hf_dtype(config: dict[str, Any]) -> str:
+    """The dtype that the config promises of its weights."""
+    return config.get("dtype") or config.get("torch_dtype") or "float32"
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _building(save: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder on the disk of ``save`` that is gone afterwards. One process at a time has one for ``save``; what a
+    killed
+    one left is removed.
+    """
+    prefix = f".{save.name}.converting-"
+    try:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        for left in [path for path in save.parent.iterdir() if path.name.startswith(prefix)]:
+            if (lock := _lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        building = pathlib.Path(tempfile.mkdtemp(dir=save.parent, prefix=prefix))
+        lock = _lock(building)
+    except BlockingIOError:
+        raise UsageError(
+            f"--save {save}: another conversion is writing it", "wait for it, or give another folder"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"--save {save}: {error.strerror}", "give a folder that you may write to") from None
+    try:
+        yield building
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: pathlib.Path) -> int | None:
+    """A descriptor that holds the folder's lock until it is closed; None on a disk that carries none. Raises
+    BlockingIOError
+    while another process has it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise
+        return None
+    return descriptor
+
+
+def _move_into(building: pathlib.Path, save: pathlib.Path) -> None:
+    """The checkpoint's folders first, Megatron's tracker file after them."""
+    save.mkdir(exist_ok=True)
+    for path in sorted(building.iterdir(), key=lambda p: (p.is_file(), p.name)):
+        os.replace(path, save / path.name)
+
+
+def _clear_weights(save: pathlib.Path) -> None:
+    for pattern in ("checkpoint.json", "manifest.json", "*.safetensors", "model.safetensors.index.json"):
+        for path in save.glob(pattern):
+            path.unlink()
+
+
+def _finish_hf(folder: pathlib.Path, config: dict[str, Any]) -> None:
+    """transformers finds shards by an index; slime's version manifest is for published weights and does not belong
+    here.
+
+    The weights are no longer quantised, if they were, and the config must not say so.
+    """
+    if "quantization_config" in config:
+        manifests.write_json(
+            folder / "config.json", {key: value for key, value in config.items() if key != "quantization_config"}
+        )
+    tensors = manifests.read(folder / "manifest.json", manifests.Weights).tensors
+    (folder / "manifest.json").unlink()
+    shards = sorted({tensor.file for tensor in tensors.values()})
+    if len(shards) == 1:
+        os.replace(folder / shards[0], folder / "model.safetensors")
+        (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+        return
+    total = sum((folder / shard).stat().st_size for shard in shards)
+    index = {"metadata": {"total_size": total}, "weight_map": {name: tensor.file for name, tensor in tensors.items()}}
+    manifests.write_json(folder / "model.safetensors.index.json", index)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def _ranks(job: dict[str, Any], say: Say) -> None:
+    """Runs ``job`` on all its ranks. Raises what a rank raised, or EngineError with the last lines of the first that
+    died."""
+    with tempfile.TemporaryDirectory(prefix="slime-convert-") as name:
+        folder = pathlib.Path(name)
+        (folder / "job.json").write_text(json.dumps(job))
+        world = job["tensor"] * job["pipeline"] * job["expert"]
+        port = free_port()
+        threads = max(1, (os.cpu_count() or 1) // world)
+        say(f"starting {world} Megatron process{'es' if world > 1 else ''}")
+        ranks: list[subprocess.Popen] = []
+        try:
+            for rank in range(world):
+                more = {
+                    "RANK": rank,
+                    "LOCAL_RANK": rank,
+                    "WORLD_SIZE": world,
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                }
+                more |= {
+                    "OMP_NUM_THREADS": threads,
+                    "PYTHONWARNINGS": "ignore",
+                    "HF_HUB_OFFLINE": "1",
+                    "TOKENIZERS_PARALLELISM": "false",
+                }
+                environment = processes.environment() | {key: str(value) for key, value in more.items()}
+                with open(folder / f"{rank}.log", "wb") as log:
+                    command = processes.python("slime_cli.convert.rank", str(folder), str(os.getpid()))
+                    ranks.append(
+                        subprocess.Popen(
+                            command,
+                            stdin=subprocess.DEVNULL,
+                            stdout=log,
+                            stderr=log,
+                            env=environment,
+                            start_new_session=True,
+                        )
+                    )
+            _wait(ranks, folder, say)
+        finally:
+            for process in ranks:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+
+
+def _wait(processes: list[subprocess.Popen], folder: pathlib.Path, say: Say) -> None:
+    told = 0
+    while True:
+        codes = [process.poll() for process in processes]
+        phases = (folder / "phases").read_text().splitlines() if (folder / "phases").exists() else []
+        for phase in phases[told:]:
+            say(phase)
+        told = len(phases)
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed:
+            time.sleep(
+                0.3
+            )  # the first to die may not be the first to be seen; the cause is the rank that said something
+            raise _failure(folder, failed[0], codes[failed[0]])
+        if all(code == 0 for code in codes):
+            return
+        time.sleep(0.05)
+
+
+def _failure(folder: pathlib.Path, rank: int, code: int) -> SlimeError:
+    said = sorted(folder.glob("*.error.json"))
+    if said:
+        found = json.loads(said[0].read_text())
+        return getattr(errors, found["kind"])(found["message"], found["fix"])
+    lines = [line for line in (folder / f"{rank}.log").read_text(errors="replace").splitlines() if line.strip()]
+    last = "\n  ".join(lines[-LAST_LINES:]) or "(it wrote nothing)"
+    return EngineError(
+        f"Megatron process {rank} ended with {f'signal {-code}' if code < 0 else f'status {code}'}; its last lines:\n "
+        f" {last}",
+        "the last line names the cause; `slime doctor --hf-checkpoint DIR` checks the model",
+    )

@@ -1,0 +1,302 @@
+"""Users' functions by import path (``pkg.mod.fn`` or ``file.py:fn``), checked when loaded.
+
+Every ``--*-path`` option has a kind below: the call that slime makes. :func:`load` either returns something that
+accepts that call or raises a UsageError saying what is wrong, where, and the nearest name. Loading is cached by path.
+"""
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import inspect
+import pathlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from slime_cli import processes
+from slime_cli.buffer.sources.base import nearest
+from slime_cli.buffer.types import PER_TOKEN, Sample, Status
+from slime_cli.buffer.values import NotPlain, plain
+from slime_cli.errors import SlimeError, UsageError
+from slime_cli.hooks import files as hook_files
+from slime_cli.hooks import raised
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """How slime calls a hook."""
+
+    positional: tuple[str, ...]
+    keywords: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    """Keywords passed only when the signature has them (see :func:`accepted`)."""
+    form: str = "sync"
+    """``async``: must be a coroutine function; ``sync``: must not be; ``either``. A plain wrapper around a coroutine
+    function can
+    be any of them, so that what it returns is looked at when it is called."""
+
+    def __str__(self) -> str:
+        keywords = [f"{name}=" for name in (*self.keywords, *self.optional)]
+        star = ["*"] if keywords and not self.positional else []
+        return f"{'async ' if self.form == 'async' else ''}f({', '.join([*self.positional, *star, *keywords])})"
+
+
+KINDS = {
+    "generate": Call(("args", "sample", "sampling_params"), optional=("evaluation",), form="async"),
+    "reward": Call(("args", "sample"), form="either"),
+    "group_reward": Call(("args", "samples"), form="either"),
+    "dynamic_filter": Call(("args", "samples"), form="either"),
+    "rollout": Call(("args", "rollout_id", "data_source"), keywords=("evaluation",), form="either"),
+    "sample_hook": Call(("args", "sample"), keywords=("rollout_id", "evaluation"), form="either"),
+    "buffer_filter": Call(("args", "rollout_id", "buffer", "num_samples")),
+    "rollout_sample_filter": Call(("args", "data")),
+    "all_samples_process": Call(("args", "all_samples", "data_source")),
+    "reward_post_process": Call(("args", "samples")),
+    "convert_samples": Call(("args", "samples")),
+    "data_postprocess": Call(("args", "rollout_id", "rollout_data")),
+    "rollout_log": Call(("rollout_id", "args", "samples", "extra_metrics", "rollout_time")),
+    "eval_log": Call(("rollout_id", "args", "data", "extra_metrics")),
+    "data_source": Call(("args",)),
+    "loss": Call(("args", "batch", "logits", "sum_of_sample_mean")),
+    "advantage": Call(("args", "rollout_data")),
+    "tis": Call(
+        ("args",),
+        keywords=(
+            "pg_loss",
+            "train_log_probs",
+            "rollout_log_probs",
+            "loss_masks",
+            "total_lengths",
+            "response_lengths",
+        ),
+    ),
+    "pg_loss_reducer": Call(("total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss")),
+    "model_provider": Call(("pre_process", "post_process"), optional=("vp_stage",)),
+    "megatron_init": Call(("args",)),
+    "before_log_prob": Call(("args", "model", "store_prefix")),
+    "before_train_step": Call(("args", "rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler")),
+    "weight_post_write": Call(("args", "version_dir", "rollout_engines")),
+}
+
+
+def load(path: str, kind: str) -> Callable[..., Any]:
+    """The function (or class) at ``path``. UsageError when it is not there or does not accept the call."""
+    if kind not in KINDS:
+        raise ValueError(f"no such kind of hook: {kind!r}{nearest(kind, KINDS)}")
+    function = _find(path, kind)
+    _check_call(path, kind, function)
+    return function
+
+
+def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
+    """What the generate function ``where`` returned for ``leased``: a Sample, or the list it fanned out into (maybe
+    empty).
+
+    Each as a copy that has the execution's identity, whatever the function wrote there, and plain values where it left
+    arrays.
+    UsageError for anything else; ValueError for a status that there is not.
+    """
+    found = result if isinstance(result, list) else [result]
+    strange = next((type(one).__name__ for one in found if not isinstance(one, Sample)), None)
+    if strange:
+        held = f"a list that holds {strange}" if isinstance(result, list) else strange
+        raise UsageError(f"{where} returned {held}", "return a Sample, or a flat list of the Samples of one execution")
+    identity = {"index": leased.index, "group_index": leased.group_index, "rollout_id": leased.rollout_id}
+    return [dataclasses.replace(one, **identity, part=part, **_plain_fields(one)) for part, one in enumerate(found)]
+
+
+def unchanged(samples: list[Sample], copies: list[Sample]) -> bool:
+    """Whether a function left the copies that it was given as they were."""
+    try:
+        return samples == copies
+    except Exception:  # an array, whose equality is no single truth: there was none
+        return False
+
+
+def plain_or_none(value: Any) -> Any:
+    """The value as plain ones; None where it has no plain form."""
+    try:
+        return plain(value)
+    except (NotPlain, RecursionError):
+        return None
+
+
+OTHER_LISTS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "routed_experts_shape")
+
+
+def _plain_fields(sample: Sample) -> dict[str, Any]:
+    """The fields that functions like to fill with arrays, tensors or numbers of their kinds, and the status as one of
+    ours."""
+    lists = {name: getattr(sample, name) for name in ("tokens", *PER_TOKEN, *OTHER_LISTS)}
+    out = {name: None if values is None else [_number(v) for v in _list(values)] for name, values in lists.items()}
+    if out["loss_mask"] is not None:
+        out["loss_mask"] = [int(value) if value in (0, 1) else value for value in out["loss_mask"]]
+    versions = [str(version) for version in sample.weight_versions]
+    return out | {
+        "remove_sample": bool(sample.remove_sample),
+        "status": Status(sample.status),
+        "weight_versions": versions,
+        "response_length": _number(sample.response_length),
+        **{name: _plain(sample, name) for name in ("metadata", "response", "label", "prompt")},
+    }
+
+
+def _plain(sample: Sample, name: str) -> Any:
+    try:
+        return plain(getattr(sample, name))
+    except (NotPlain, RecursionError) as error:
+        raise ValueError(f"sample {sample.index}: {name} can't be stored: {error}") from None
+
+
+def _list(values: Any) -> Any:
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _number(value: Any) -> Any:
+    """A Python number of an array's, a tensor's or a flag; anything else as it is."""
+    if type(value) in (int, float):
+        return value
+    return int(value) if isinstance(value, bool) else _list(value)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """True for coroutine functions, partials of them, and objects whose ``__call__`` is one."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def may_be_async(function: Callable[..., Any]) -> bool:
+    """Also for a plain function that ``functools.wraps`` one that :func:`is_async`: it returns a coroutine, or has run
+    it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return is_async(function) or is_async(inspect.unwrap(function))
+
+
+async def awaited(result: Any) -> Any:
+    """What a function returned, or what its coroutine comes to."""
+    return await result if inspect.isawaitable(result) else result
+
+
+def guarded(path: str, kind: str) -> Callable[..., Any]:
+    """:func:`load`, for what is called for many samples at once and can't fail for one: an exception is a UsageError
+    that
+    names the user's file and line, and so is a coroutine in place of a result."""
+    return _guarded(f"{kind} hook {path!r}", load(path, kind))
+
+
+def _guarded(where: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = function(*args, **kwargs)
+        except SlimeError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}"
+            ) from error
+        if inspect.iscoroutine(result):
+            result.close()
+            raise UsageError(
+                f"{where}: {place_of(function)} must not be async", "it returned a coroutine, not a result"
+            )
+        return _guarded(where, result) if inspect.isfunction(result) else result
+
+    return call
+
+
+def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
+    """Of ``offered``, the keywords that the signature takes: how optional ones are passed."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return offered
+    by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {name: value for name, value in offered.items() if name in by_name}
+
+
+def _find(path: str, kind: str) -> Any:
+    where = f"{kind} hook {path!r}"
+    module_name, _, name = path.rpartition(":" if ".py:" in path else ".")
+    if not module_name or not name:
+        raise UsageError(f"{where}: not an import path", "write package.module.function or file.py:function")
+    module = _load_file(module_name, where) if ".py:" in path else _load_module(module_name, where)
+    if not hasattr(module, name):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        place = getattr(module, "__file__", None) or module.__name__
+        raise UsageError(f"{where}: {place} has no {name!r}{nearest(name, public)}", "check the function's name")
+    return getattr(module, name)
+
+
+def is_here(path: str) -> bool:
+    """Whether the file or the module of a hook's path can be found; it is not imported. False says nothing of why."""
+    module, _, _ = path.rpartition(":" if ".py:" in path else ".")
+    if ".py:" in path:
+        return pathlib.Path(module).expanduser().exists()
+    top = module.partition(".")[0]
+    if not top:
+        return True  # no path at all: loading it says so
+    processes.find_here(top)
+    return importlib.util.find_spec(top) is not None
+
+
+def _load_module(name: str, where: str) -> ModuleType:
+    """Tells "there is no such module" from "it is there and fails to import"."""
+    processes.find_here(name)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise _broken(where, error) from error
+        message = f"{where}: there is no module {error.name!r} on the import path"
+        raise UsageError(message, "set PYTHONPATH to its folder, or write file.py:function") from None
+    except (Exception, SystemExit) as error:
+        raise _broken(where, error) from error
+
+
+def _load_file(file: str, where: str) -> ModuleType:
+    path = pathlib.Path(file).expanduser().resolve()
+    if not path.is_file():
+        names = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UsageError(f"{where}: there is no file {path}{nearest(path.name, names)}", "check the path")
+    try:
+        return hook_files.run(path)
+    except (Exception, SystemExit) as error:
+        raise _broken(where, error) from error
+
+
+def _broken(where: str, error: BaseException) -> UsageError:
+    """An import that raised, with the innermost line of the user's code."""
+    return UsageError(f"{where}: importing it raised {raised.sentence(error)}", "fix the module")
+
+
+def _check_call(path: str, kind: str, function: Any) -> None:
+    call = KINDS[kind]
+    where = f"{kind} hook {path!r}"
+    if not callable(function):
+        raise UsageError(f"{where}: it is {type(function).__name__}, not a function", f"slime calls {call}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some built-ins have no signature to check
+    try:
+        signature.bind(*call.positional, **dict.fromkeys(call.keywords))
+    except TypeError as error:
+        raise UsageError(
+            f"{where}: {place_of(function)}{signature} does not accept the call: {error}", f"slime calls {call}"
+        ) from None
+    if call.form == "async" and not may_be_async(function):
+        raise UsageError(f"{where}: {place_of(function)} must be an `async def`", f"slime calls {call}")
+    if call.form == "sync" and is_async(function):
+        raise UsageError(f"{where}: {place_of(function)} must not be async", f"slime calls {call}")
+
+
+def place_of(function: Any) -> str:
+    """``name (FILE:LINE)`` of its definition."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name

@@ -1,0 +1,69 @@
+"""The evaluations of a stage: each is done once and lies in ``STAGE/eval/STEP.json``. :class:`slime_cli.loop.phase.Stage`
+owns them.
+
+An attempt that finds the file of a step does not evaluate that step again.
+"""
+
+import collections
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from slime_cli import manifests
+from slime_cli.buffer.sources.open import evaluations_of
+from slime_cli.buffer.types import PromptRow, RowError
+from slime_cli.options.derive import evaluation_sets
+from slime_cli.rollout.chat import Rendered
+from slime_cli.rollout.evaluate import evaluate
+from slime_cli.rollout.generate import Generator
+
+Render = Callable[[PromptRow], Rendered | None]
+
+
+class Evaluations:
+    """``conductor`` waits for them and shows how far they are; ``s``: slime's options by dest."""
+
+    def __init__(self, name: str, s: dict[str, Any], folder: pathlib.Path, conductor: Any):
+        self.name = name
+        self.s = s
+        self.folder = folder / "eval"
+        self.conductor = conductor
+
+    def run(self, step: int, version: str | None, generator: Generator, render: Render) -> None:
+        """All sets of ``--eval-prompt-data``, answered by the weights of ``step``."""
+        sets = evaluation_sets(self.s)
+        path = self.folder / f"{step:06d}.json"
+        if not sets or path.exists():
+            return
+        results = []
+        with self.conductor.tracer.span("eval", step=step):
+            for (name, _), source in zip(sets, evaluations_of(self.s), strict=True):
+                with self.conductor.screen.progress(f"evaluating {name}", len(source)) as advance:
+                    job = evaluate(name, source, generator, lambda row: self._rendered(row, render), advance)
+                    results.append(self.conductor.wait(job))
+        manifests.write_json(path, {"step": step, "weight_version": version, "results": results})
+        for result in results:
+            self._tell(step, result, generator)
+
+    def found(self) -> list[dict[str, Any]]:
+        """By step."""
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
+
+    def _rendered(self, row: PromptRow, render: Render) -> Rendered | None:
+        """None for a row that is left out, and counted: too long, or with ``--on-bad-row skip`` unusable."""
+        try:
+            return render(row)
+        except RowError as error:
+            if self.s["on_bad_row"] != "skip":
+                raise
+            self.conductor.screen.say(f"evaluation leaves out {error.message}")
+            return None
+
+    def _tell(self, step: int, result: dict[str, Any], generator: Generator) -> None:
+        lost = collections.Counter(result["failures"])
+        reasons = generator.failures.told(lost)
+        failed = f"; {lost.total()} of {result['executions']} answers failed and count 0: {reasons}" if lost else ""
+        left = f"; {result['left_out']} rows are left out" if result["left_out"] else ""
+        found = f"reward {result['reward_mean']:.3f} over {result['prompts']} prompts"
+        self.conductor.screen.say(f"{self.name}: {result['dataset']} at step {step}: {found}{left}{failed}")

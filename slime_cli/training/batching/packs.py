@@ -1,0 +1,176 @@
+"""A pack of sequences as Megatron's layers see it: lengths, positions, and where attention finds each token.
+
+Context parallelism cuts every sequence into ``2 * size`` equal chunks and gives rank r chunks r and ``2 * size - 1 -
+r``, so
+that causal attention costs every rank the same (the zigzag of Llama 3, arXiv 2407.21783, section 3.3.2; Transformer
+Engine's
+cut too). A sequence is padded on its right to whole chunks: no token before the padding ever sees it.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from slime_cli.training.batching import packing
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Which part of every sequence a rank holds."""
+
+    rank: int = 0
+    size: int = 1
+    """Context parallel ranks."""
+    multiple: int = 1
+    """Every rank's token count is a multiple of this (sequence parallelism splits it)."""
+    local: bool = True
+    """For Megatron's local layers, else for Transformer Engine's."""
+
+    @property
+    def tokens_multiple(self) -> int:
+        """Tokens of a rank come in multiples of this: two chunks a sequence where there are chunks."""
+        return self.multiple if self.size == 1 else math.lcm(self.multiple, 2)
+
+    def chunks(self, lengths_N: np.ndarray) -> np.ndarray:
+        """Tokens of a chunk of each sequence, the padding of its last ones included, [N]."""
+        return -(-np.asarray(lengths_N, np.int64) // (2 * self.size))
+
+    def whole(self, lengths_N: np.ndarray) -> np.ndarray:
+        """Length of each sequence with its padding, over all ranks, [N]."""
+        return packing.padded(np.asarray(lengths_N, np.int64), self.size)
+
+
+@dataclasses.dataclass
+class Rectangles:
+    """Sequences stacked by length for attention: each rectangle is n rows of queries [n, Q] and of keys [n, K].
+
+    The last query of a row sees all its keys, the one before all but the last, and so on. Queries are places in this
+    rank's
+    part of the pack, keys places in the parts of all context parallel ranks, one after the other.
+    """
+
+    queries: list[torch.Tensor]
+    keys: list[torch.Tensor]
+    scatter_T: torch.Tensor
+    """Where each token of the pack sits in the concatenated, flattened queries."""
+
+
+@dataclasses.dataclass
+class Pack(PackedSeqParams):
+    """Megatron's packed-sequence parameters with what the local layers need besides.
+
+    For local layers ``cu_seqlens_q_padded`` is [0, T] on purpose: Megatron's RoPE slices angles by it, and with angles
+    already laid out token by token (:class:`slime_cli.training.network.attention.PackedRotary`) one slice replaces a Python
+    loop over
+    sequences.
+    """
+
+    positions_T: torch.Tensor = None
+    """Position of each of this rank's tokens in its own sequence."""
+    angles_T: torch.Tensor = None
+    """Whose position's angle sits at each place of the whole pack, so that RoPE's cut of it gives this rank its own."""
+    rectangles: Rectangles = None
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """``concatenate([arange(s, s + n) ...])`` without a Python loop."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+
+
+def places(lengths_N: np.ndarray, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
+    """The sequence and the position in it of each token that the rank holds, both [T]; positions from the length on are
+    padding."""
+    lengths_N = np.asarray(lengths_N, np.int64)
+    if cut.size == 1:
+        return np.repeat(np.arange(len(lengths_N)), lengths_N), ranges(np.zeros_like(lengths_N), lengths_N)
+    chunks_N = cut.chunks(lengths_N)
+    owners_T = np.repeat(np.arange(len(lengths_N)), 2 * chunks_N)
+    within_T = ranges(np.zeros_like(chunks_N), 2 * chunks_N)
+    chunk_T = chunks_N[owners_T]
+    first_T = within_T < chunk_T
+    return owners_T, within_T + chunk_T * np.where(first_T, cut.rank, 2 * cut.size - 2 - cut.rank)
+
+
+def pack(lengths: list[int], device: torch.device, cut: Cut = Cut()) -> Pack:
+    """Parameters of a pack of sequences with these lengths (padding of the pack, if any, is a sequence of its own)."""
+    _, positions_T = places(lengths, cut)
+    whole_N = cut.whole(lengths)
+    angles_T = positions_T
+    if cut.size > 1:
+        half = len(positions_T) // 2
+        angles_T = np.zeros(len(positions_T) * cut.size, np.int64)
+        for chunk, own_T in ((cut.rank, positions_T[:half]), (2 * cut.size - 1 - cut.rank, positions_T[half:])):
+            angles_T[chunk * half : (chunk + 1) * half] = own_T
+    ends = slices = torch.from_numpy(np.concatenate([[0], np.cumsum(whole_N)])).int()
+    shape = None
+    if cut.local:
+        slices = ends[[0, -1]]
+        shape = rectangles(lengths) if cut.size == 1 else zigzag(lengths, cut)
+        shape.queries, shape.keys = ([x.to(device) for x in part] for part in (shape.queries, shape.keys))
+        shape.scatter_T = shape.scatter_T.to(device)
+    else:
+        ends = slices = ends.to(device)
+    return Pack(
+        qkv_format="thd",
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
+        cu_seqlens_q_padded=slices,
+        cu_seqlens_kv_padded=slices,
+        max_seqlen_q=int(whole_N.max()),
+        max_seqlen_kv=int(whole_N.max()),
+        positions_T=torch.from_numpy(positions_T).to(device),
+        angles_T=torch.from_numpy(angles_T).to(device),
+        rectangles=shape,
+    )
+
+
+def rectangles(lengths: list[int]) -> Rectangles:
+    """Whole sequences grouped by length to the next power of two, padded on the right: at most doubled, and no query
+    sees it."""
+    lengths = np.asarray(lengths, np.int64)
+    starts = np.cumsum(lengths) - lengths
+    classes = [int(n - 1).bit_length() for n in lengths]
+    queries = []
+    valid = []
+    for each in sorted(set(classes)):
+        members = np.flatnonzero(np.asarray(classes) == each)
+        column = np.arange(lengths[members].max())
+        inside = column < lengths[members][:, None]
+        queries.append(np.where(inside, starts[members][:, None] + column, 0))
+        valid.append(inside)
+    return _rectangles(queries, queries, valid, int(lengths.sum()))
+
+
+def zigzag(lengths: list[int], cut: Cut) -> Rectangles:
+    """The two chunks that a rank holds of every sequence, stacked by chunk length, with all keys up to a chunk's
+    end."""
+    chunks = cut.chunks(lengths)
+    starts = np.cumsum(2 * chunks) - 2 * chunks
+    total = int(2 * chunks.sum())
+    queries = []
+    keys = []
+    for chunk in np.unique(chunks):
+        start = starts[chunks == chunk][:, None]
+        at = np.arange(2 * cut.size * chunk)
+        n = at // chunk
+        held = np.where(n < cut.size, n, 2 * cut.size - 1 - n) * total + at % chunk + np.where(n < cut.size, 0, chunk)
+        for half, place in enumerate((cut.rank, 2 * cut.size - 1 - cut.rank)):
+            queries.append(start + half * chunk + np.arange(chunk))
+            keys.append(start + held[: (place + 1) * chunk])
+    return _rectangles(queries, keys, [np.ones_like(q, bool) for q in queries], total)
+
+
+def _rectangles(queries: list[np.ndarray], keys: list[np.ndarray], valid: list[np.ndarray], total: int) -> Rectangles:
+    scatter_T = np.empty(total, np.int64)
+    offset = 0
+    for query, inside in zip(queries, valid):
+        place = offset + np.arange(query.size).reshape(query.shape)
+        scatter_T[query[inside]] = place[inside]
+        offset += query.size
+    return Rectangles(
+        [torch.from_numpy(q) for q in queries], [torch.from_numpy(k) for k in keys], torch.from_numpy(scatter_T)
+    )

@@ -1,0 +1,201 @@
+"""Megatron's local layers made fit for packed sequences, on machines without Transformer Engine.
+
+Stock local layers refuse packed sequences (DotProductAttention) and sequence parallelism (their RMSNorm). The classes
+here
+are drop-ins for the same places of Megatron's layer spec; :func:`use` puts them in.
+
+Attention over a pack of T tokens regroups the tokens into a few rectangles of similar lengths
+(:class:`slime_cli.training.batching.packs.Rectangles`) and runs causal ``scaled_dot_product_attention`` on each, without a mask.
+Cost
+and memory follow the sum of squared lengths (or the tokens alone, with a flash kernel), not T squared. Under context
+parallelism every rank gathers all keys and values and attends with its own queries; their gradients go back summed.
+"""
+
+import torch
+import torch.nn.functional as F
+from megatron.core import mpu, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from torch.nn.attention.bias import causal_lower_right
+
+
+class _Packed:
+    """RoPE angles laid out token by token of a pack, from the positions that the pack carries."""
+
+    _angles_T: torch.Tensor | None = None
+
+    def get_rotary_seq_len(self, inference_context, transformer, transformer_input, config, packed_seq_params=None):
+        self._angles_T = getattr(packed_seq_params, "angles_T", None)
+        return super().get_rotary_seq_len(inference_context, transformer, transformer_input, config, packed_seq_params)
+
+    def _laid_out(self, angles: torch.Tensor) -> torch.Tensor:
+        return angles if self._angles_T is None else angles[self._angles_T]
+
+
+class PackedRotary(_Packed, RotaryEmbedding):
+    def forward(self, max_seq_len, offset=0, packed_seq=False, cp_group=None):
+        return self._laid_out(super().forward(max_seq_len, offset, packed_seq, cp_group))
+
+
+class PackedYarn(_Packed, YarnRotaryEmbedding):
+    def forward(self, max_seq_len, offset=0, packed_seq=False, cp_group=None):
+        angles, scale = super().forward(max_seq_len, offset, packed_seq, cp_group)
+        return self._laid_out(angles), scale
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch's RMSNorm with the mark that makes Megatron sum its gradient over sequence-parallel ranks."""
+
+    def __init__(self, config, hidden_size, eps=1e-5, **kwargs):
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+class PackedAttention(MegatronModule):
+    """Causal attention in Megatron's ``core_attention`` place: packed ``[T, heads, dim]`` or plain ``[s, b, heads,
+    dim]``."""
+
+    def __init__(
+        self,
+        config,
+        layer_number,
+        attn_mask_type,
+        attention_type,
+        attention_dropout=None,
+        softmax_scale=None,
+        cp_comm_type=None,
+        pg_collection=None,
+        **kwargs,
+    ):
+        super().__init__(config=config)
+        self.scale = softmax_scale
+        if config.attention_dropout:
+            raise ValueError("attention dropout is not supported by the packed attention: pass --attention-dropout 0")
+
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        attention_mask=None,
+        attn_mask_type=None,
+        attention_bias=None,
+        packed_seq_params=None,
+        **kwargs,
+    ):
+        if packed_seq_params is None:
+            out = self._causal(*(x.permute(1, 2, 0, 3) for x in (query, key, value)))
+            return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+        query, key, value = (x.squeeze(1) if x.dim() == 4 else x for x in (query, key, value))
+        if self.config.context_parallel_size > 1:
+            group = mpu.get_context_parallel_group()
+            key, value = (
+                tensor_parallel.gather_from_sequence_parallel_region(x.contiguous(), group=group) for x in (key, value)
+            )
+        shape = packed_seq_params.rectangles
+        parts = []
+        for queries, keys in zip(shape.queries, shape.keys):
+            q, k, v = (
+                x[at].transpose(1, 2) for x, at in ((query, queries), (key, keys), (value, keys))
+            )  # [n, heads, L, dim]
+            parts.append(self._causal(q, k, v).transpose(1, 2).reshape(queries.numel(), -1))
+        return torch.cat(parts)[shape.scatter_T]
+
+    def _causal(self, q, k, v):
+        """The last query sees every key. Memory is linear in the lengths on CUDA; on a CPU a chunk's mask against its
+        keys is made."""
+        later = k.size(2) != q.size(2)
+        if (later or q.device.type == "cpu") and k.size(1) != q.size(1):  # kernels without grouped queries
+            k, v = (x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v))
+        if later:
+            return F.scaled_dot_product_attention(q, k, v, causal_lower_right(q.size(2), k.size(2)), scale=self.scale)
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.scale, enable_gqa=k.size(1) != q.size(1)
+        )
+
+
+def use(spec):
+    """Puts the classes above into a local layer or block spec, in place; returns it."""
+    for layer in spec.layer_specs if hasattr(spec, "layer_specs") else [spec]:
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = PackedAttention
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        for norm in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+            if getattr(attention, norm, None) not in (None, IdentityOp):
+                setattr(attention, norm, RMSNorm)
+        layer.submodules.sharded_state_dict_keys_map = _checkpoint_names(layer.submodules)
+    if hasattr(spec, "layer_specs"):
+        spec.layer_norm = RMSNorm
+    return spec
+
+
+class LatentAttention(MLASelfAttention):
+    """Megatron's latent attention with two faults mended.
+
+    Queries that are not compressed are not normed (Moonlight), where Megatron wants a norm for queries and keys or for
+    neither.
+    And on tensor parallel ranks local layers gather the keys' rotary part, which all heads share, in a way that drops
+    what the
+    heads of other ranks add to its gradient.
+    """
+
+    def _resolve_qk_norm_config(self, submodules):
+        if self.config.q_lora_rank is not None:
+            return super()._resolve_qk_norm_config(submodules)
+        return {
+            "linear_q_proj": submodules.linear_q_proj,
+            "linear_q_up_proj": IdentityOp,
+            "q_layernorm": IdentityOp,
+            "linear_kv_up_proj": submodules.linear_kv_up_proj,
+            "kv_layernorm": submodules.kv_layernorm,
+        }
+
+    def _qkv_down_projection(self, hidden_states):
+        q_compressed, kv_combined = super()._qkv_down_projection(hidden_states)
+        widths = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
+        if kv_combined.size(-1) == sum(widths):
+            return q_compressed, kv_combined
+        kv_combined = tensor_parallel.gather_from_tensor_model_parallel_region(kv_combined)
+        if (
+            self.config.sequence_parallel
+        ):  # Megatron's own code gathers the rotary part from here, and sums its gradient
+            return q_compressed, tensor_parallel.scatter_to_sequence_parallel_region(kv_combined)
+        compressed, rotary = kv_combined.split(widths, dim=-1)
+        return q_compressed, torch.cat(
+            [compressed, tensor_parallel.copy_to_tensor_model_parallel_region(rotary)], dim=-1
+        )
+
+
+def use_latent_attention(spec) -> None:
+    for layer in spec.layer_specs:
+        layer.submodules.self_attention.module = LatentAttention
+
+
+def _checkpoint_names(layer) -> dict[str, str]:
+    """Local name -> Transformer Engine's, which fuses most norms into the linear that follows; checkpoints go by the
+    latter, so that
+    one written on either kind of layers loads on the other. Megatron's own table is for dense layers without latent
+    attention.
+    """
+    if hasattr(layer.self_attention.submodules, "kv_layernorm"):
+        out = {f"self_attention.{x}_layernorm.": f"self_attention.linear_{x}_up_proj.layer_norm_" for x in ("q", "kv")}
+    else:
+        out = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+    if getattr(layer.mlp, "func", None) is not MoELayer:
+        out["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
+    return out
+
+
+def use_packed_rotary(model) -> None:
+    """Every rotary embedding of a built model takes its positions from the pack; modules and buffers stay as they
+    are."""
+    for module in model.modules():
+        if type(module) in PACKED:
+            module.__class__ = PACKED[type(module)]
+
+
+PACKED = {RotaryEmbedding: PackedRotary, YarnRotaryEmbedding: PackedYarn}

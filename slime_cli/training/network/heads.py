@@ -1,0 +1,103 @@
+"""What is read off the last hidden states: log-probabilities and entropies, without ever holding the logits of a pack.
+
+Megatron's model hands its hidden states, output layer and weight to an ``output_processor``; these are such. Only the
+rows
+that predict a response token are projected onto the vocabulary, a chunk at a time, and a chunk's logits are thrown away
+and made again in the backward pass. Memory follows chunk x vocabulary, whatever the pack's length; the price is one
+more
+projection of those rows.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from megatron.core import mpu
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from torch.utils.checkpoint import checkpoint
+
+from slime_cli.training.batching.microbatch import MicroBatch
+from slime_cli.training.network.logprobs import token_entropy, token_log_probs
+
+CHUNK_BYTES = 256 * 2**20
+"""Of float32 logits in a chunk, unless ``--log-probs-chunk-size`` says how many rows one has."""
+
+
+def hidden_rows(hidden_SBH: torch.Tensor, mb: MicroBatch, sequence_parallel: bool) -> torch.Tensor:
+    """Hidden states at the places that predict a response token, [R, 1, H], whole on every tensor-parallel rank."""
+    if sequence_parallel:
+        # Every rank goes on with all rows, and the projection sums their gradients over ranks: here they are only
+        # split.
+        hidden_SBH = gather_from_sequence_parallel_region(hidden_SBH, tensor_parallel_output_grad=False)
+    return hidden_SBH[mb.where_R]
+
+
+@contextlib.contextmanager
+def _without_sequence_parallel(layer) -> Iterator[None]:
+    """The output layer takes whole rows meanwhile (:func:`hidden_rows` has gathered them)."""
+    before = layer.sequence_parallel
+    layer.sequence_parallel = False
+    try:
+        yield
+    finally:
+        layer.sequence_parallel = before
+
+
+def projector(
+    hidden_states, output_layer, output_weight, scale_logits, config, **unused
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From rows [n, 1, H] to this rank's slice of their logits [n, V / tp], with what Megatron gave the processor."""
+
+    def project(rows_R1H: torch.Tensor) -> torch.Tensor:
+        with _without_sequence_parallel(output_layer):
+            logits_R1V, _ = output_layer(rows_R1H, weight=output_weight, runtime_gather_output=False)
+        return scale_logits(logits_R1V).squeeze(1)
+
+    return project
+
+
+def logits(mb: MicroBatch, **given) -> torch.Tensor:
+    """All logits of the response rows at once, [R, V / tp]: for a user's loss, and for comparisons."""
+    return projector(**given)(hidden_rows(given["hidden_states"], mb, given["config"].sequence_parallel))
+
+
+def values(mb: MicroBatch, **given) -> torch.Tensor:
+    """The critic's values at the response rows, float32 [R]."""
+    values_SB1, _ = given["output_layer"](given["hidden_states"])
+    return values_SB1[mb.where_R].flatten().float()
+
+
+def log_probs(
+    mb: MicroBatch, *, temperature: float, entropy: str = "no", chunk: int | None = None, **given
+) -> torch.Tensor:
+    """Log-probability of each response token, and its position's entropy where asked: float32 [2, R] (zeros without).
+
+    ``entropy``: ``no``, ``value`` (without a gradient) or ``gradient``. Where the micro-batch says what sampling had
+    left to
+    choose from, the log-probability is the one among that; the entropy is of the whole distribution always.
+    """
+    project = projector(**given)
+    rows_R1H = hidden_rows(given["hidden_states"], mb, given["config"].sequence_parallel)
+    width = given["output_layer"].output_size_per_partition
+    chunk = chunk or max(1, CHUNK_BYTES // (4 * width))
+
+    vocabulary = range(mpu.get_tensor_model_parallel_rank() * width, (mpu.get_tensor_model_parallel_rank() + 1) * width)
+
+    def of_chunk(rows_C1H, targets_C, first):
+        logits_CV = project(rows_C1H)
+        keep_CV = None if mb.nucleus is None else mb.nucleus.keep(first, len(targets_C), vocabulary)
+        out_C = token_log_probs(logits_CV, targets_C, temperature, keep_CV)
+        if entropy == "no":
+            return torch.stack([out_C, torch.zeros_like(out_C)])
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "gradient"):
+            entropy_C = token_entropy(logits_CV, temperature)
+        return torch.stack([out_C, entropy_C])
+
+    if len(rows_R1H) <= chunk:
+        return of_chunk(rows_R1H, mb.targets_R, 0)
+    again = functools.partial(checkpoint, of_chunk, use_reentrant=False) if torch.is_grad_enabled() else of_chunk
+    firsts = range(0, len(rows_R1H), chunk)
+    return torch.cat(
+        [again(h, t, i) for h, t, i in zip(rows_R1H.split(chunk), mb.targets_R.split(chunk), firsts)], dim=1
+    )

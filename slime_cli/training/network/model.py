@@ -1,0 +1,92 @@
+"""The model: Megatron's GPTModel, in Transformer Engine's layers where they are installed, else in local ones."""
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.training.arguments import core_transformer_config_from_args
+from megatron.training.global_vars import get_args
+
+from slime_cli.errors import UsageError
+from slime_cli.training.network.network import attention
+
+
+def provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg_collection=None):
+    """Builds this rank's part of the model from Megatron's current arguments (the signature that Megatron calls)."""
+    args = get_args()
+    config = config or core_transformer_config_from_args(args)
+    if config.experimental_attention_variant:
+        raise UsageError(
+            f"attention variant {config.experimental_attention_variant}: Megatron has it on Transformer Engine's layers"
+            " only",
+            "slime does not train or convert this architecture yet",
+        )
+    if config.multi_latent_attention:
+        _yarn(config, args)
+    local = args.transformer_impl == "local"
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=not local, vp_stage=vp_stage)
+    if local:
+        attention.use(spec)
+    if config.multi_latent_attention and (local or config.q_lora_rank is None):
+        attention.use_latent_attention(spec)
+    model = GPTModel(
+        config,
+        spec,
+        args.padded_vocab_size,
+        args.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        fp16_lm_cross_entropy=False,
+        parallel_output=True,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        rotary_percent=args.rotary_percent,
+        rotary_base=args.rotary_base,
+        rope_scaling=args.use_rope_scaling,
+        rope_scaling_factor=args.rope_scaling_factor,
+        seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        vp_stage=vp_stage,
+    )
+    if local:
+        attention.use_packed_rotary(model)
+    return model
+
+
+def _yarn(config, args) -> None:
+    """Megatron's command line sets these of the plain attention only; latent attention has them under other names."""
+    for name in ("original_max_position_embeddings", "beta_fast", "beta_slow"):
+        value = getattr(args, f"yarn_{name}")
+        if value is not None:
+            setattr(config, name, value)
+
+
+class ValueHead(torch.nn.Module):
+    """One number a token in the place of the output layer: PPO's critic reads it off the last hidden state.
+
+    The weight is whole on every tensor-parallel rank. With sequence parallelism a rank sees a slice of the sequence, so
+    the
+    values are gathered, and Megatron sums the weight's gradient over those ranks because of the mark on it.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel
+        self.sequence_parallel = config.sequence_parallel
+
+    def forward(self, hidden_SBH, weight=None, runtime_gather_output=None):
+        """Values [S, B, 1] and no bias, as Megatron's output layer answers. ``weight``: a tied embedding, unused."""
+        values_SB1 = torch.nn.functional.linear(hidden_SBH, self.weight)
+        if self.sequence_parallel:
+            values_SB1 = gather_from_sequence_parallel_region(values_SB1, tensor_parallel_output_grad=False)
+        return values_SB1, None
+
+
+def critic_provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg_collection=None):
+    """:func:`provider` with a value head, which begins at zero: the first advantages are those of no critic at all."""
+    model = provider(pre_process, post_process, vp_stage, config, pg_collection)
+    if post_process:
+        head = ValueHead(model.config)
+        head.to(next(model.parameters()).device)
+        model.output_layer = head
+    return model

@@ -1,0 +1,90 @@
+"""Contracts of slime_cli.loop.evaluating: 1. a step is evaluated once, over all attempts; 2. what it found is said as it is
+written;
+3. a row that cannot be used ends the run, or is left out and said."""
+
+import asyncio
+import io
+import json
+import types
+
+import pytest
+from rich.console import Console
+
+from slime_cli.buffer.types import PromptRow, RowError
+from slime_cli.errors import DataError
+from slime_cli.loop import evaluating
+from slime_cli.loop.evaluating import Evaluations
+from slime_cli.rollout.failures import Failures
+from slime_cli.screen import Screen
+from slime_cli.tracing.spans import Tracer
+
+RESULT = {"reward_mean": 0.5, "prompts": 2, "executions": 4, "left_out": 1, "failures": {"reward_error": 1}}
+
+
+@pytest.fixture
+def evaluations(tmp_path, monkeypatch):
+    """One set of two rows, the second of which does not render. The answers are scripted."""
+    (tmp_path / "rows.jsonl").write_text('{"input": "1"}\n{"input": "2"}\n')
+
+    async def evaluate(name, source, generator, render, progress):
+        rendered = [render(row) for row in source]
+        return RESULT | {"dataset": name, "rendered": rendered}
+
+    monkeypatch.setattr(evaluating, "evaluate", evaluate)
+    s = {
+        "eval_prompt_data": ["held[b]out", str(tmp_path / "rows.jsonl")],
+        "eval_input_key": "input",
+        "eval_label_key": None,
+        "metadata_key": "metadata",
+        "tool_key": "tools",
+        "on_bad_row": "skip",
+    }
+    out = io.StringIO()
+    conductor = types.SimpleNamespace(
+        screen=Screen(Console(file=out, width=500)),
+        tracer=Tracer(str(tmp_path), "conductor", enabled=False),
+        wait=asyncio.run,
+    )
+    made = Evaluations("grpo", s, tmp_path / "grpo", conductor)
+    made.said = out
+    return made
+
+
+GENERATOR = types.SimpleNamespace(failures=Failures())
+
+
+def render(row: PromptRow) -> str:
+    if row.prompt == "2":
+        raise RowError(row, "template", "no [role]", "fix the row")
+    return row.prompt
+
+
+def test_a_step_is_evaluated_once_and_its_file_names_the_weights(evaluations):
+    evaluations.run(3, "v000003", GENERATOR, render)
+    first = evaluations.found()
+    assert [(e["step"], e["weight_version"], len(e["results"])) for e in first] == [(3, "v000003", 1)]
+    evaluations.run(3, "v000003", GENERATOR, lambda row: pytest.fail("evaluated twice"))
+    evaluations.run(10, "v000010", GENERATOR, render)
+    assert [e["step"] for e in evaluations.found()] == [3, 10]
+    assert json.loads((evaluations.folder / "000003.json").read_text()) == first[0]
+
+
+def test_what_it_found_is_said_as_it_is_written(evaluations):
+    evaluations.run(3, "v000003", GENERATOR, render)
+    told = evaluations.said.getvalue()
+    assert "rows.jsonl:2: no [role]" in told
+    assert "grpo: held[b]out at step 3: reward 0.500 over 2 prompts; 1 rows are left out; 1 of 4 answers failed" in told
+    assert "\\" not in told
+
+
+def test_a_row_that_cannot_be_used_ends_the_run_unless_told_otherwise(evaluations):
+    evaluations.s["on_bad_row"] = "fail"
+    with pytest.raises(DataError, match="no .role."):
+        evaluations.run(3, "v000003", GENERATOR, render)
+    assert not evaluations.found()
+
+
+def test_without_a_set_there_is_nothing_to_evaluate(evaluations):
+    evaluations.s["eval_prompt_data"] = None
+    evaluations.run(3, "v000003", GENERATOR, render)
+    assert not evaluations.found()

@@ -1,0 +1,55 @@
+"""How a run takes engines that somebody else owns: claimed and compared before anything is started, released at its
+end.
+"""
+
+import contextlib
+import io
+
+import pytest
+from rich.console import Console
+
+from slime_cli import manifests
+from slime_cli.errors import DataError, UsageError
+from slime_cli.options.resolve import resolve
+from slime_cli.run import Conductor
+from slime_cli.screen import Screen
+from slime_cli.serving import claim
+from tests import checkpoints
+from tests.scripted_engine import ScriptedEngine
+
+
+def conductor(tmp_path, name, model):
+    words = (
+        f"--hf-checkpoint {model} --prompt-data p --num-rollout 1 --rollout-batch-size 1 --rollout-endpoint"
+        f" {tmp_path / 'endpoint.json'}"
+    )
+    made = Conductor(
+        resolve(words.split(), (), "train"), tmp_path / name, Screen(Console(file=io.StringIO(), width=500)), {}
+    )
+    made.model = str(model)
+    return made
+
+
+def test_engines_are_claimed_for_as_long_as_the_run_lives_and_compared_first(tmp_path):
+    served = checkpoints.write(tmp_path / "served")
+    other = checkpoints.write(tmp_path / "other", num_hidden_layers=3)
+    engine = ScriptedEngine(served)
+    path = tmp_path / "endpoint.json"
+    manifests.write(path, engine.endpoint())
+    first = conductor(tmp_path, "a", served)
+    second = conductor(tmp_path, "b", served)
+    with contextlib.ExitStack() as stack:
+        first._attach(first.resolved, stack)
+        with (
+            contextlib.ExitStack() as inner,
+            pytest.raises(UsageError, match=f"updated by slime train --run-dir {tmp_path / 'a'} "),
+        ):
+            second._attach(second.resolved, inner)
+    with contextlib.ExitStack() as stack, pytest.raises(DataError, match=r"layers\.2.* is 16, not missing"):
+        third = conductor(tmp_path, "c", other)
+        third._attach(third.resolved, stack)
+    assert claim.holder_of(claim.beside(path)) is None and not engine.posted
+    with contextlib.ExitStack() as stack:
+        second._attach(second.resolved, stack)
+        assert second.serving().url == engine.url
+        assert manifests.read(tmp_path / "b" / "endpoint.json", manifests.Endpoint).claim == str(claim.beside(path))
