@@ -215,7 +215,7 @@ def compare(job, args, model, bridge, say) -> None:
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
     from slime_cli.training.batching import packs
-    from slime_cli.training.network.network import checkpoint
+    from slime_cli.training.network import checkpoint
 
     def result(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
         pathlib.Path(f"{job['result']}.{what}.{args.rank}").write_text(str(float((got - want).abs().max())))

@@ -25,7 +25,7 @@ def main(vocabulary: int) -> None:
     from megatron.core.transformer import TransformerConfig
 
     from slime_cli.serving.address import free_port
-    from slime_cli.training.network.network import heads
+    from slime_cli.training.network import heads
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     torch.distributed.init_process_group(device.backend, rank=0, world_size=1)

@@ -28,7 +28,7 @@ def main(model: str) -> None:
     from slime_cli.models import architecture
     from slime_cli.serving.address import free_port
     from slime_cli.tracing.spans import Tracer, read_spans
-    from slime_cli.training.network.network import megatron
+    from slime_cli.training.network import megatron
     from slime_cli.training.settings import Settings
     from slime_cli.training.trainer import Trainer
 

@@ -57,7 +57,7 @@ class TrainerRank:
         import torch
 
         from slime_cli.hardware import transformer_engine
-        from slime_cli.training.network.network import megatron
+        from slime_cli.training.network import megatron
         from slime_cli.training.trainer import Trainer
         from slime_cli.weights.bridge import Bridge
 

@@ -66,8 +66,8 @@ def with_model(job: dict[str, Any], rank: int, say: Say, work: Callable[..., Non
     from megatron.core.enums import ModelType
     from megatron.training.training import get_model
 
+    from slime_cli.training.network import megatron
     from slime_cli.training.network.model import provider
-    from slime_cli.training.network.network import megatron
     from slime_cli.weights.bridge import Bridge
 
     base = megatron.always(device, transformer_engine=transformer_engine.problem(device.kind) is None)
@@ -113,7 +113,7 @@ def _to_dist(job, args, model, bridge, say) -> None:
     import msgspec
 
     from slime_cli import manifests
-    from slime_cli.training.network.network import checkpoint
+    from slime_cli.training.network import checkpoint
 
     say(f"reading the weights of {job['hf']}")
     bridge.load(model)
@@ -125,7 +125,7 @@ def _to_dist(job, args, model, bridge, say) -> None:
 def _to_hf(job, args, model, bridge, say) -> None:
     import torch
 
-    from slime_cli.training.network.network import checkpoint
+    from slime_cli.training.network import checkpoint
     from slime_cli.weights import publish
 
     say(f"reading {job['load']}")

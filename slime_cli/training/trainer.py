@@ -29,7 +29,8 @@ from slime_cli.tracing.spans import Tracer
 from slime_cli.training import metrics
 from slime_cli.training.algorithm import advantages, corrections, losses, objective, user_weights
 from slime_cli.training.batching import balance, microbatch, packing, packs
-from slime_cli.training.network.network import Network, checkpoint, freezing, heads, megatron, model, routing
+from slime_cli.training.network import checkpoint, freezing, heads, megatron, model, routing
+from slime_cli.training.network.network import Network
 from slime_cli.training.settings import Settings
 
 Part = list[microbatch.MicroBatch]

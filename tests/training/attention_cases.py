@@ -10,8 +10,8 @@ from megatron.core import mpu
 from megatron.core.transformer import TransformerConfig
 
 from slime_cli.training.batching import packs
+from slime_cli.training.network import attention
 from slime_cli.training.network.logprobs import token_entropy, token_log_probs
-from slime_cli.training.network.network import attention
 
 LENGTHS = {
     "one": [1],

@@ -29,7 +29,7 @@ from layout_cases import (
 )
 from slime_cli.errors import SlimeError
 from slime_cli.manifests import checkpoints
-from slime_cli.training.network.network import checkpoint
+from slime_cli.training.network import checkpoint
 
 DISTRIBUTED = ["--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
 RESHARDED = {"single": [], "tp2": [], "pp2": [], "dp2_distributed": DISTRIBUTED}

@@ -24,7 +24,7 @@ from slime_cli.models import architecture
 from slime_cli.options.estimators import ESTIMATORS
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training.algorithm import advantages
-from slime_cli.training.network.network import heads, megatron
+from slime_cli.training.network import heads, megatron
 from slime_cli.training.settings import Settings
 from slime_cli.training.trainer import Trainer
 from slime_cli.weights.bridge import Bridge

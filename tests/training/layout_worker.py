@@ -61,7 +61,7 @@ def free_port() -> int:
 
 def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
     """Body of one rank."""
-    from slime_cli.training.network.network import megatron
+    from slime_cli.training.network import megatron
 
     world_size, flags = LAYOUTS[layout]
     some = folder / ("moe" if "ep2" in layout else "tied")

@@ -27,7 +27,7 @@ from layout_cases import (
 from layout_launch import POLICY
 from slime_cli.errors import EngineError, UsageError
 from slime_cli.training.algorithm import advantages, objective
-from slime_cli.training.network.network import heads
+from slime_cli.training.network import heads
 from slime_cli.training.settings import Settings
 
 

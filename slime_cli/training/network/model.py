@@ -8,7 +8,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.global_vars import get_args
 
 from slime_cli.errors import UsageError
-from slime_cli.training.network.network import attention
+from slime_cli.training.network import attention
 
 
 def provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg_collection=None):

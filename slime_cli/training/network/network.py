@@ -23,7 +23,7 @@ from megatron.training.training import get_megatron_optimizer_config, get_model,
 from slime_cli.errors import EngineError
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training.batching.microbatch import MicroBatch
-from slime_cli.training.network.network import checkpoint, stateless_adam
+from slime_cli.training.network import checkpoint, stateless_adam
 from slime_cli.training.network.routing import FREE, Routers
 
 Head = Callable[..., torch.Tensor]
