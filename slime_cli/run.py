@@ -29,6 +29,7 @@ from slime_cli.screen import Screen
 from slime_cli.serving import claim
 from slime_cli.serving.attached import Attached
 from slime_cli.serving.fleet import Fleet
+from slime_cli.tracing.report import PhaseResult
 from slime_cli.tracing.spans import Tracer
 from slime_cli.weights import matching
 
@@ -53,8 +54,8 @@ class Conductor:
         self.described: dict[str, Any] = {}
         """What this run adds to the manifest of engines of its own."""
 
-    def run(self, conclude: Callable[[list[Stage]], dict]) -> dict:
-        """Every stage to its end; what ``conclude`` makes of the finished stages, before anything is stopped."""
+    def run(self, conclude: Callable[[list[PhaseResult]], dict]) -> dict:
+        """Every stage to its end; what ``conclude`` makes of their results, before anything is stopped."""
         stages = folders.stages(self.resolved, self.run_dir)
         finished = []
         with contextlib.ExitStack() as stack:
@@ -76,7 +77,7 @@ class Conductor:
                 stage = Stage(name, options, folder, self, trainers, previous)
                 stack.callback(stage.close)
                 stage.run()
-                finished.append(stage)
+                finished.append(stage.result())
                 previous = stage.final_checkpoint()
             return conclude(finished)
 

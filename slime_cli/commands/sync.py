@@ -11,6 +11,7 @@ from typing import NoReturn
 from slime_cli import disk, manifests
 from slime_cli.errors import DataError, UsageError
 from slime_cli.manifests import checkpoints
+from slime_cli.manifests.proof import SHOWN
 
 _NAME = re.compile(r"(?!hf$)\w[\w.-]*")
 """What a version may be called. A checkpoint's weights lie in ``hf`` before they are published."""
@@ -62,7 +63,7 @@ def run(argv: list[str]) -> int:
         sync.load(urls, folder, version)
         proofs = sync.verify(urls, folder, version)
     for proof in proofs:
-        screen.say(f"{proof.url} verified at {proof.version}: {proof.tensors} tensors, {sync.SHOWN[proof.kind]}")
+        screen.say(f"{proof.url} verified at {proof.version}: {proof.tensors} tensors, {SHOWN[proof.kind]}")
     return 0
 
 

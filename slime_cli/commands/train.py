@@ -61,7 +61,7 @@ def _train(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], scree
 
     conductor = Conductor(resolved, run_dir, screen, rollouts)
     try:
-        summary = conductor.run(lambda stages: report.summarize(run_dir, stages, conductor.endpoint))
+        summary = conductor.run(lambda phases: report.summarize(run_dir, phases, conductor.endpoint))
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; what was committed is in {run_dir}", "the same command resumes") from None
     report.show(screen.console, run_dir, summary)

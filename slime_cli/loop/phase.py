@@ -21,6 +21,7 @@ from slime_cli.loop.attempts import JOURNAL, METRICS, append_line
 from slime_cli.loop.evaluating import Evaluations
 from slime_cli.loop.saving import KEEP_WEIGHTS, Saver, refuse_others
 from slime_cli.manifests import checkpoints
+from slime_cli.manifests.proof import Proof
 from slime_cli.models import architecture
 from slime_cli.options import roles
 from slime_cli.options.resolve import args_namespace
@@ -31,6 +32,7 @@ from slime_cli.rollout.generate import Generator
 from slime_cli.rollout.supervised import SupervisedRenderer, lease_examples
 from slime_cli.rollout.teacher import Teacher
 from slime_cli.screen import note
+from slime_cli.tracing.report import PhaseResult
 from slime_cli.training.algorithm.advantages import execution_rewards, groups_without_spread
 from slime_cli.training.batching import packing
 from slime_cli.training.settings import Settings
@@ -58,7 +60,7 @@ class Stage:
         self.span = conductor.tracer.span
         self.evaluations = Evaluations(name, self.s, folder, conductor)
         self.started = time.time()
-        self.proofs: list[sync.Proof] = []
+        self.proofs: list[Proof] = []
         self.version: str | None = None
         self.journal: Journal | None = None
         self.teacher: Teacher | None = None
@@ -110,6 +112,18 @@ class Stage:
         self.saver.commit(wait=True)
         self.journal.put("seconds", self.seconds())
         self.journal.put("finished", True)
+
+    def result(self) -> PhaseResult:
+        """Once it has run."""
+        return PhaseResult(
+            name=self.name,
+            policy=self.policy,
+            steps=self.step,
+            seconds=self.journal.get("seconds", 0.0),
+            weight_version=self.version,
+            evaluations=self.evaluations.found(),
+            proofs=self.proofs,
+        )
 
     def seconds(self) -> float:
         """Of this stage, over all attempts (an attempt that was killed counts up to its last commit)."""

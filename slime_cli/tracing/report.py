@@ -1,63 +1,96 @@
-"""What a finished run leaves and shows: summary.json, a table, the reward as a plot in the terminal and as PNG."""
+"""What a finished run leaves and shows: summary.json, a table, the reward as a plot in the terminal and as PNG.
 
+``slime train`` calls :func:`summarize` with what each phase came to, then :func:`show`; on a run that is finished
+already only the latter.
+"""
+
+import dataclasses
 import importlib.metadata
 import json
 import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
 
 from slime_cli import manifests
-from slime_cli.loop.phase import Stage
+from slime_cli.manifests.proof import SHOWN, Proof, verified
 from slime_cli.tracing import ledger as ledgers
 from slime_cli.tracing.reading import metrics_of
-from slime_cli.weights import sync
+
+_WORST = "train/train_rollout_logprob_abs_diff_max"
 
 
-def summarize(run_dir: pathlib.Path, stages: list[Stage], endpoint: manifests.Endpoint | None) -> dict:
-    """The run's result as one flat object; written to ``summary.json``."""
-    policy = next((s for s in reversed(stages) if s.policy), None)
-    lines = metric_lines(run_dir)
-    out: dict = {
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhaseResult:
+    """What a finished phase came to, in all its attempts."""
+
+    name: str
+    policy: bool
+    """It trained on generated samples, so that its weights were published to engines and evaluated."""
+    steps: int
+    """Optimizer steps that are committed."""
+    seconds: float
+    weight_version: str | None = None
+    """The version that the engines hold; None in a phase without engines."""
+    evaluations: Sequence[dict[str, Any]] = ()
+    """The objects of ``eval/STEP.json``, by step."""
+    proofs: Sequence[Proof] = ()
+    """Of ``weight_version``, one an engine."""
+
+
+def summarize(
+    run_dir: pathlib.Path, phases: Sequence[PhaseResult], endpoint: manifests.Endpoint | None
+) -> dict[str, Any]:
+    """The run's result as one flat object; written to ``summary.json``. What is told of engines is the last policy
+    phase's."""
+    out: dict[str, Any] = {
         "reward_before": None,
         "reward_after": None,
-        "steps": sum(s.step for s in stages),
-        "steps_by_stage": {s.name: s.step for s in stages},
-        "seconds": round(sum(s.journal.get("seconds", 0.0) for s in stages), 1),
+        "steps": sum(phase.steps for phase in phases),
+        "steps_by_phase": {phase.name: phase.steps for phase in phases},
+        "seconds": round(sum(phase.seconds for phase in phases), 1),
         "trainer": {"name": "megatron-core", "version": importlib.metadata.version("megatron-core")},
         "rollout": None,
         "logprob_abs_diff_max": None,
         "weight_version": None,
         "engines_verified": None,
     }
+    policy = next((phase for phase in reversed(phases) if phase.policy), None)
     if policy is not None:
-        found = policy.evaluations.found()
-        if found and found[0]["results"]:
-            out["reward_before"] = found[0]["results"][0]["reward_mean"]
-            out["reward_after"] = found[-1]["results"][0]["reward_mean"]
-            out["eval_prompts"] = found[-1]["results"][0]["prompts"]
-        worst = [
-            v["train/train_rollout_logprob_abs_diff_max"]
-            for v in lines
-            if "train/train_rollout_logprob_abs_diff_max" in v
-        ]
-        out["logprob_abs_diff_max"] = max(worst, default=None)
-        out["weight_version"] = policy.version
+        out |= _rewards(policy.evaluations)
+        out["logprob_abs_diff_max"] = max((v[_WORST] for v in metric_lines(run_dir) if _WORST in v), default=None)
+        out["weight_version"] = policy.weight_version
         if endpoint is not None:
             out["rollout"] = {"name": endpoint.engine_name, "version": endpoint.engine_version}
-        out["engines_verified"] = sync.verified(policy.proofs)
+        out["engines_verified"] = verified(policy.proofs)
         out["verification"] = [
             {"engine": p.url, "version": p.version, "kind": p.kind, "tensors": p.tensors} for p in policy.proofs
         ]
-    parts = ledgers.ledgers(run_dir)
-    out["ledger"] = ledgers.as_json(parts)
+    out["ledger"] = ledgers.as_json(ledgers.ledgers(run_dir))
     manifests.write_json(run_dir / "summary.json", out)
     return out
 
 
-def metric_lines(run_dir: pathlib.Path) -> list[dict]:
+def _rewards(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first data set's, before and after; {} without an evaluation."""
+    if not evaluations or not evaluations[0]["results"]:
+        return {}
+    before = evaluations[0]["results"][0]
+    after = evaluations[-1]["results"][0]
+    return {
+        "reward_before": before["reward_mean"],
+        "reward_after": after["reward_mean"],
+        "eval_prompts": after["prompts"],
+    }
+
+
+def metric_lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
     """One line a rollout, the last attempt's where a rollout was trained again."""
     return [line for lines in metrics_of(run_dir).values() for line in lines]
 
 
-def show(console, run_dir: pathlib.Path, summary: dict) -> None:
+def show(console: Console, run_dir: pathlib.Path, summary: dict[str, Any]) -> None:
     """Table, plot, and where everything is."""
     from rich.table import Table
 
@@ -75,13 +108,14 @@ def show(console, run_dir: pathlib.Path, summary: dict) -> None:
             value = " ".join(str(v) for v in value.values()) if "version" in value else json.dumps(value)
         table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
     for proof in summary.get("verification") or ():
-        table.add_row(f"verified {proof['engine']}", sync.SHOWN[proof["kind"]])
+        table.add_row(f"verified {proof['engine']}", SHOWN[proof["kind"]])
     console.print(table)
-    console.print(ledgers.sentence(ledgers.total(ledgers.ledgers(run_dir)), ledgers.balanced(ledgers.ledgers(run_dir))))
+    parts = ledgers.ledgers(run_dir)
+    console.print(ledgers.sentence(ledgers.total(parts), ledgers.balanced(parts)))
     console.print(f"run directory: {run_dir}   (slime trace {run_dir} · slime profile step {run_dir})", soft_wrap=True)
 
 
-def _plot_terminal(console, rewards: list[float]) -> None:
+def _plot_terminal(console: Console, rewards: list[float]) -> None:
     import plotext
     from rich.text import Text
 
@@ -95,7 +129,7 @@ def _plot_terminal(console, rewards: list[float]) -> None:
     console.print(Text.from_ansi(plotext.build()), soft_wrap=True)  # its escape codes are for a terminal only
 
 
-def _plot_png(path: pathlib.Path, rewards: list[float], summary: dict) -> None:
+def _plot_png(path: pathlib.Path, rewards: list[float], summary: dict[str, Any]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

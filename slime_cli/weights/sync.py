@@ -7,10 +7,7 @@ with each other, where there are several; the result says which of these was sho
 """
 
 import concurrent.futures
-import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import Literal
 
 import httpx
 import torch
@@ -18,36 +15,9 @@ from safetensors.torch import load_file
 
 from slime_cli import manifests
 from slime_cli.errors import EngineError
+from slime_cli.manifests.proof import Proof
 from slime_cli.weights import publish
 from slime_cli.weights.matching import ask
-
-
-@dataclasses.dataclass(frozen=True)
-class Proof:
-    """What was shown about one engine."""
-
-    url: str
-    version: str
-    kind: Literal["checksum", "agreement", "version"]
-    """What :data:`SHOWN` says."""
-    tensors: int
-
-
-SHOWN = {
-    "checksum": "every tensor's checksum equals the published one",
-    "agreement": "all engines hold the same weights, which were not compared with the published ones",
-    "version": "the engine names this version, and its weights were compared with nothing",
-}
-
-
-def verified(proofs: Sequence[Proof]) -> bool | str | None:
-    """What holds for all engines: True where each was compared with what was published, "agreement" where some were
-    with one another alone, None where nothing but the version's name was shown.
-    """
-    kinds = {proof.kind for proof in proofs}
-    if kinds == {"checksum"}:
-        return True
-    return "agreement" if kinds and kinds <= {"checksum", "agreement"} else None
 
 
 def unchanged(urls: list[str], version: str) -> None:

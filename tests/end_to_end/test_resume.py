@@ -65,5 +65,5 @@ def test_killed_at_several_points_a_run_trains_every_sample_once(served, tmp_pat
         "grpo": (160, 160, {}, {}),
     }
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["steps_by_stage"] == {"sft": 8, "grpo": 10} and summary["engines_verified"] is True
+    assert summary["steps_by_phase"] == {"sft": 8, "grpo": 10} and summary["engines_verified"] is True
     assert json.loads((run / "run.json").read_text())["attempt"] == len(points) + 2

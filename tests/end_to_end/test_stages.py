@@ -12,7 +12,7 @@ from tests.end_to_end.conftest import SMALL, slime
 def test_a_run_accounts_for_every_sample_and_proves_its_weights(trained):
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["trainer"]["name"] == "megatron-core" and summary["rollout"]["name"] == "sglang"
-    assert summary["steps_by_stage"] == {"sft": 8, "grpo": 10}
+    assert summary["steps_by_phase"] == {"sft": 8, "grpo": 10}
     assert summary["weight_version"] == "v000010" and summary["engines_verified"] is True
     assert {v["kind"] for v in summary["verification"]} == {"checksum"}
     assert summary["logprob_abs_diff_max"] <= 1e-4

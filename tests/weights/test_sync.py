@@ -10,6 +10,7 @@ from rich.console import Console
 from slime_cli import manifests
 from slime_cli.commands import sync as command
 from slime_cli.errors import DataError, EngineError, UsageError
+from slime_cli.manifests import proof
 from slime_cli.serving import claim
 from slime_cli.tracing import report
 from slime_cli.weights import publish, sync
@@ -55,11 +56,11 @@ OPAQUE = dict.fromkeys(SUMS, "0123456789abcdef")
 def test_engines_count_as_verified_only_where_every_tensor_was_compared(published, engines, kinds, verdict):
     made = [engine_with(published, **given) for given in engines]
     proofs = sync.verify([e.url for e in made], published, "v1")
-    assert [p.kind for p in proofs] == kinds and sync.verified(proofs) == verdict
+    assert [p.kind for p in proofs] == kinds and proof.verified(proofs) == verdict
 
 
 def test_no_engine_is_no_proof():
-    assert sync.verified([]) is None
+    assert proof.verified([]) is None
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_the_screen_says_what_was_shown_of_each_engine(tmp_path, monkeypatch, ki
         "verification": [{"engine": "http://e:1", "version": "v1", "kind": kind, "tensors": 2}],
     }
     report.show(Console(file=out, width=200), tmp_path, summary)
-    assert sync.SHOWN[kind] in out.getvalue() and "http://e:1" in out.getvalue()
+    assert proof.SHOWN[kind] in out.getvalue() and "http://e:1" in out.getvalue()
 
 
 def write_endpoint(tmp_path, engine):

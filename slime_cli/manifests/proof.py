@@ -1,0 +1,36 @@
+"""What was shown about the weights of an engine after a version was sent to it. Torch-free.
+
+Made by whoever verifies a version (``slime sync``, the loop's publisher); read by the report of a run.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+Kind = Literal["checksum", "agreement", "version"]
+
+SHOWN: dict[Kind, str] = {
+    "checksum": "every tensor's checksum equals the published one",
+    "agreement": "all engines hold the same weights, which were not compared with the published ones",
+    "version": "the engine names this version, and its weights were compared with nothing",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What was shown about one engine."""
+
+    url: str
+    version: str
+    kind: Kind
+    """:data:`SHOWN` says what it means."""
+    tensors: int
+
+
+def verified(proofs: Sequence[Proof]) -> bool | str | None:
+    """What holds for all engines: True where each was compared with what was published, "agreement" where some were
+    compared with one another only, None where nothing but the version's name was shown."""
+    kinds = {proof.kind for proof in proofs}
+    if kinds == {"checksum"}:
+        return True
+    return "agreement" if kinds and kinds <= {"checksum", "agreement"} else None
