@@ -21,6 +21,7 @@ from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
 from slime_cli.loop import attempts as folders
 from slime_cli.loop.phase import Stage
+from slime_cli.manifests import layout
 from slime_cli.models import architecture, tiny
 from slime_cli.options.resolve import args_namespace
 from slime_cli.rewards.rewards import RewardPool
@@ -32,8 +33,6 @@ from slime_cli.serving.fleet import Fleet
 from slime_cli.tracing.report import PhaseResult
 from slime_cli.tracing.spans import Tracer
 from slime_cli.weights import matching
-
-_MODEL_FOLDER = "model"
 
 
 class Conductor:
@@ -62,7 +61,7 @@ class Conductor:
             stack.callback(self.tracer.close)
             source = self.resolved.slime["hf_checkpoint"]
             self.model = (
-                str(tiny.make(source, self.run_dir / _MODEL_FOLDER)) if source.startswith(tiny.PREFIX) else source
+                str(tiny.make(source, self.run_dir / layout.MODEL)) if source.startswith(tiny.PREFIX) else source
             )
             engines_for = next((options for _, options, _ in stages if options.slime["loss_type"] != "sft_loss"), None)
             if engines_for is not None and engines_for.slime["rollout_endpoint"]:
@@ -106,7 +105,7 @@ class Conductor:
             self.screen.say(f"starting {count} SGLang engine{'s' * (count != 1)} and the router")
             self.fleet = Fleet(options, self.model, self.run_dir, cluster.launch_engine, self.screen.say)
             stack.callback(self.fleet.stop)
-            path = claim.beside(self.run_dir / "endpoint.json")
+            path = claim.beside(self.run_dir / layout.ENDPOINT)
             stack.callback(claim.Claim(path, self._name(), self.screen.say).close)
             self.described = {"claim": str(path), **matching.identity(self.model)}
         args = args_namespace(options)
@@ -123,7 +122,7 @@ class Conductor:
         if self.endpoint is None:
             with self.tracer.span("wait_for_engines"):
                 self.endpoint = msgspec.structs.replace(self.fleet.wait_healthy(), **self.described)
-            manifests.write(self.run_dir / "endpoint.json", self.endpoint)
+            manifests.write(self.run_dir / layout.ENDPOINT, self.endpoint)
             self.screen.say(f"{len(self.endpoint.engines)} engine(s) healthy behind {self.endpoint.router_url}")
             in_flight = self.resolved.slime["sglang_server_concurrency"] * len(self.endpoint.engines)
             self.client = RouterClient(self.endpoint.router_url, in_flight, self.fleet.check)

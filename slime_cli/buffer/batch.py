@@ -19,8 +19,9 @@ import numpy as np
 from slime_cli import manifests
 from slime_cli.buffer.types import Sample, executions
 from slime_cli.errors import DataError
+from slime_cli.manifests import layout
 
-SAMPLES = "samples.parquet"
+SAMPLES = layout.SAMPLES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +227,7 @@ def write(
         prompt_cursor_after=cursors[1],
         files={SAMPLES: manifests.file_hash(folder / SAMPLES)},
     )
-    manifests.write(folder / "manifest.json", manifest)
+    manifests.write(folder / layout.MANIFEST, manifest)
     return batched
 
 
@@ -263,4 +264,4 @@ def _named(folder: pathlib.Path) -> Iterator[None]:
 
 
 def rollout_folder(run_dir: str | os.PathLike, rollout_id: int) -> pathlib.Path:
-    return pathlib.Path(run_dir) / "rollouts" / f"{rollout_id:06d}"
+    return layout.rollout(run_dir, rollout_id)

@@ -17,6 +17,7 @@ from slime_cli.cluster import join
 from slime_cli.cluster.trainer_actor import TrainerRank
 from slime_cli.errors import EngineError, SlimeError
 from slime_cli.hardware import device as hardware
+from slime_cli.manifests import layout
 from slime_cli.serving.engine import Engine, EngineSpec
 
 
@@ -64,7 +65,7 @@ class Cluster:
         self.colocate = s["colocate"]
         bundles = max(self.ranks, self.engine_devices) if self.colocate else self.ranks + self.engine_devices
         self.working_directory = os.getcwd()
-        self.ray = ray = join.start(run_dir / "logs", max(os.cpu_count() or 1, bundles))
+        self.ray = ray = join.start(run_dir / layout.LOGS, max(os.cpu_count() or 1, bundles))
         resource = {"GPU": 1, "CPU": 1} if self.device.kind == "cuda" and not self._shared_gpu(bundles) else {"CPU": 1}
         with _explained(f"{bundles} bundles of {resource} do not fit this cluster"):
             self.group = ray.util.placement_group([resource] * bundles, strategy="PACK")

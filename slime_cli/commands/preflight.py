@@ -16,6 +16,7 @@ from typing import Any
 from slime_cli import disk
 from slime_cli.errors import SlimeError, UsageError, together
 from slime_cli.hardware import device as hardware
+from slime_cli.manifests import layout
 from slime_cli.models import architecture, tiny
 from slime_cli.options import own, roles
 from slime_cli.options.derive import evaluation_sets
@@ -100,7 +101,7 @@ def _looks(
         if found:
             yield lambda: _fits(stage, found)
             yield lambda: _machine(stage, found, say if planning else None)
-        if not (run_dir / "summary.json").exists():  # a finished run shows its result, whoever served it is gone
+        if not (run_dir / layout.SUMMARY).exists():  # a finished run shows its result, whoever served it is gone
             yield lambda: _endpoint(stage)
         yield lambda: opened.append(_data(stage, planning, named))
         yield lambda: _functions(stage)

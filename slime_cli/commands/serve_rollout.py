@@ -10,6 +10,7 @@ from slime_cli.commands import arguments, preflight
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.loop import attempts as folders
+from slime_cli.manifests import layout
 from slime_cli.models import tiny
 from slime_cli.options import checks
 from slime_cli.options.resolve import Resolved, resolve
@@ -46,12 +47,12 @@ def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str, warnings: list
     from slime_cli.weights import matching
 
     if model.startswith(tiny.PREFIX):
-        model = str(tiny.make(model, run_dir / "model"))
+        model = str(tiny.make(model, run_dir / layout.MODEL))
     for warning in warnings:
         screen.warn(warning)
     owner = os.getppid()
     fleet = Fleet(resolved, model, run_dir, Engine, screen.say)
-    path = run_dir / "endpoint.json"
+    path = run_dir / layout.ENDPOINT
     try:
         screen.say("starting the engines (about 40 s on a CPU)")
         endpoint = fleet.wait_healthy()

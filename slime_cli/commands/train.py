@@ -6,6 +6,7 @@ import time
 
 from slime_cli.commands import arguments, preflight
 from slime_cli.errors import Interrupted
+from slime_cli.manifests import layout
 from slime_cli.options import checks
 from slime_cli.options.resolve import Resolved, resolve
 
@@ -29,7 +30,7 @@ def run(argv: list[str]) -> int:
     sources = preflight.check(resolved, run_dir, screen.say)
     names = [stage["name"] for stage in resolved.stages] or ["train"]
     rollouts = {}
-    if not (run_dir / "summary.json").exists():  # a finished run only shows its result
+    if not (run_dir / layout.SUMMARY).exists():  # a finished run only shows its result
         rollouts = train_data.check(list(zip(names, preflight.stages(resolved), sources, strict=True)), screen.say)
     warnings += _check_disks(resolved, run_dir)
     with folders.alone(run_dir):
@@ -47,7 +48,7 @@ def _train(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], scree
         f"run directory {run_dir}, attempt {claimed.attempt}, on {claimed.hardware['count']} x"
         f" {claimed.hardware['name']}"
     )
-    finished = run_dir / "summary.json"
+    finished = run_dir / layout.SUMMARY
     if finished.exists():
         from slime_cli.tracing import report
 

@@ -22,7 +22,7 @@ from slime_cli import manifests
 from slime_cli.convert.number_formats import INDEX, STATE, Format, Plan, Source, Tensors, with_dtype
 from slime_cli.errors import DataError, UsageError
 from slime_cli.hardware import device as hardware
-from slime_cli.manifests import checkpoints
+from slime_cli.manifests import layout
 from slime_cli.models import architecture, describe, headers
 from slime_cli.screen import Screen
 
@@ -91,7 +91,7 @@ def _begin(save: pathlib.Path, source: Source, form: Format, force: bool) -> Non
             raise UsageError(
                 f"--save {save}: {what}", "give another folder, or --force to replace the checkpoint in it"
             )
-        for pattern in (checkpoints.MANIFEST, STATE, "manifest.json", "*.safetensors", ".*.part", INDEX):
+        for pattern in (layout.CHECKPOINT, STATE, "manifest.json", "*.safetensors", ".*.part", INDEX):
             for path in save.glob(pattern):
                 path.unlink()
     try:
@@ -137,7 +137,7 @@ def _finish(save: pathlib.Path, source: Source, plan: Plan, form: Format, screen
         save / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
     )
     screen.say(f"hashing {source.folder}")
-    manifests.write(save / checkpoints.MANIFEST, _manifest(source, form))
+    manifests.write(save / layout.CHECKPOINT, _manifest(source, form))
     (save / STATE).unlink()
 
 
@@ -147,8 +147,8 @@ def _manifest(source: Source, form: Format) -> manifests.Checkpoint:
     folder = source.folder
     iteration = 0
     args = {}
-    if (folder / checkpoints.MANIFEST).is_file():
-        before = manifests.read(folder / checkpoints.MANIFEST, manifests.Checkpoint)
+    if (folder / layout.CHECKPOINT).is_file():
+        before = manifests.read(folder / layout.CHECKPOINT, manifests.Checkpoint)
         iteration = before.iteration
         args = before.megatron_args
     else:
@@ -164,4 +164,4 @@ def _manifest(source: Source, form: Format) -> manifests.Checkpoint:
     )
 
 
-_MADE_HERE = {"config.json", INDEX, STATE, checkpoints.MANIFEST, "manifest.json"}
+_MADE_HERE = {"config.json", INDEX, STATE, layout.CHECKPOINT, "manifest.json"}

@@ -1,10 +1,6 @@
 """A run's folder: claimed by one configuration, resumed by the same one. Torch-free.
 
-``RUN/`` holds run.json, metrics.jsonl, summary.json, trace/, logs/, endpoint.json and model/ (a ``tiny:`` checkpoint).
-A
-stage's own things (journal.sqlite, rollouts/, checkpoints/, weights/, eval/) are in ``RUN/STAGE/``, or in ``RUN/``
-itself for
-a run without stages.
+What lies where in it: :mod:`slime_cli.manifests.layout`.
 """
 
 import contextlib
@@ -20,11 +16,11 @@ import slime_cli
 from slime_cli import disk, installed, locks, manifests
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
+from slime_cli.manifests import layout
 from slime_cli.options.resolve import Resolved
 
-JOURNAL = "journal.sqlite"
-METRICS = "metrics.jsonl"
-LOCK = ".lock"
+JOURNAL = layout.JOURNAL
+METRICS = layout.METRICS
 StageOf = tuple[str, Resolved, pathlib.Path]
 """Name, options and folder of a stage."""
 NOT_IDENTITY = {
@@ -71,7 +67,7 @@ def refuse_second(folder: pathlib.Path) -> None:
 
 def _lock(folder: pathlib.Path, *, make: bool) -> int:
     try:
-        return locks.take(folder / LOCK, make=make)
+        return locks.take(folder / layout.LOCK, make=make)
     except locks.TakenError as error:
         message = f"--run-dir {folder}: {str(error) or 'another process'} is running it"
         raise UsageError(message, "wait for it or stop it, or choose another --run-dir") from None
@@ -85,7 +81,7 @@ def versions() -> dict[str, str]:
 
 def earlier(resolved: Resolved, folder: pathlib.Path) -> manifests.Run | None:
     """The run that the folder holds. Raises UsageError when it belongs to another configuration."""
-    path = folder / "run.json"
+    path = folder / layout.RUN
     if not path.exists():
         return None
     before = manifests.read(path, manifests.Run)
@@ -119,7 +115,7 @@ def claim(resolved: Resolved, folder: str | os.PathLike) -> manifests.Run:
         attempt=attempt,
         created=created,
     )
-    manifests.write(folder / "run.json", run)
+    manifests.write(folder / layout.RUN, run)
     return run
 
 

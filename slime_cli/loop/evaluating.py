@@ -13,6 +13,7 @@ from typing import Any
 from slime_cli import manifests
 from slime_cli.buffer.sources.open import evaluations_of
 from slime_cli.buffer.types import PromptRow, RowError
+from slime_cli.manifests import layout
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.rollout.chat import Rendered
 from slime_cli.rollout.evaluate import evaluate
@@ -27,13 +28,13 @@ class Evaluations:
     def __init__(self, name: str, s: dict[str, Any], folder: pathlib.Path, conductor: Any):
         self.name = name
         self.s = s
-        self.folder = folder / "eval"
+        self.folder = folder
         self.conductor = conductor
 
     def run(self, step: int, version: str | None, generator: Generator, render: Render) -> None:
         """All sets of ``--eval-prompt-data``, answered by the weights of ``step``."""
         sets = evaluation_sets(self.s)
-        path = self.folder / f"{step:06d}.json"
+        path = layout.evaluation(self.folder, step)
         if not sets or path.exists():
             return
         results = []
@@ -48,7 +49,7 @@ class Evaluations:
 
     def found(self) -> list[dict[str, Any]]:
         """By step."""
-        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
+        return [json.loads(path.read_text()) for path in layout.evaluations(self.folder)]
 
     def _rendered(self, row: PromptRow, render: Render) -> Rendered | None:
         """None for a row that is left out, and counted: too long, or with ``--on-bad-row skip`` unusable."""

@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slime_cli import manifests
-from slime_cli.buffer.batch import rollout_folder
 from slime_cli.buffer.journal import Commit, Journal, Rollback
 from slime_cli.errors import DataError
 from slime_cli.loop import saving
-from slime_cli.loop.attempts import JOURNAL, METRICS, StageOf
-from slime_cli.manifests import checkpoints, pickles
+from slime_cli.loop.attempts import StageOf
+from slime_cli.manifests import checkpoints, layout, pickles
 from slime_cli.tracing.reading import metrics_of
 from slime_cli.training.settings import Settings
 
@@ -56,7 +55,11 @@ def check_starts(stages: Sequence[StageOf], run_dir: pathlib.Path) -> None:
     ``--save`` that holds another run's."""
     for number, (_, options, folder) in enumerate(stages):
         s = options.slime
-        with Journal(folder / JOURNAL) if (folder / JOURNAL).exists() else contextlib.nullcontext() as journal:
+        with (
+            Journal(folder / layout.JOURNAL)
+            if (folder / layout.JOURNAL).exists()
+            else contextlib.nullcontext() as journal
+        ):
             commits = journal.commits() if journal else []
             saving.refuse_others(saving.root(s, folder, run_dir), journal)
         if number == 0 and needs_start(s, commits):
@@ -77,7 +80,10 @@ def _safe(checkpoint: str | pathlib.Path | None) -> None:
 def prepare(stages: Sequence[StageOf], run_dir: pathlib.Path, say: Say) -> None:
     """Raises DataError for a damaged checkpoint that the run needs and may not go back behind."""
     with contextlib.ExitStack() as stack:
-        journals = [stack.enter_context(Journal(f / JOURNAL)) if (f / JOURNAL).exists() else None for _, _, f in stages]
+        journals = [
+            stack.enter_context(Journal(f / layout.JOURNAL)) if (f / layout.JOURNAL).exists() else None
+            for _, _, f in stages
+        ]
         commits = [journal.commits() if journal else [] for journal in journals]
         for i, (name, options, folder) in enumerate(stages):
             needed = i + 1 == len(stages) or needs_start(stages[i + 1][1].slime, commits[i + 1])
@@ -107,7 +113,7 @@ def _whole(name: str, s: dict[str, Any], folder: pathlib.Path, journal: Journal,
         r for r in range(to.rollout_id + 1 if to else 0, commits[-1].rollout_id + 1) if not _batch_is_whole(folder, r)
     ]
     done = journal.roll_back(to.step if to else 0, reason, lost)
-    for path in (folder / "eval").glob("[0-9]*.json"):
+    for path in layout.evaluations(folder):
         if int(path.stem) > done.to_step:
             path.unlink()  # of weights that are made again
     say(f"{name}: {reason}")
@@ -133,15 +139,15 @@ def told(done: Rollback) -> str:
 def _damage(s: dict[str, Any], checkpoint: str) -> str:
     found = checkpoints.damage(checkpoint)
     if not found and s["advantage_estimator"] == "ppo" and s["loss_type"] != "sft_loss":
-        critic = checkpoints.damage(checkpoints.critic(checkpoint))
-        found = critic and f"its critic's, {checkpoints.critic(checkpoint)}: {critic}"
+        critic = checkpoints.damage(layout.critic(checkpoint))
+        found = critic and f"its critic's, {layout.critic(checkpoint)}: {critic}"
     return found
 
 
 def _batch_is_whole(folder: pathlib.Path, rollout_id: int) -> bool:
-    batch = rollout_folder(folder, rollout_id)
+    batch = layout.rollout(folder, rollout_id)
     try:
-        files = manifests.read(batch / "manifest.json", manifests.Rollout).files
+        files = manifests.read(batch / layout.MANIFEST, manifests.Rollout).files
         return all(manifests.file_hash(batch / name) == digest for name, digest in files.items())
     except (DataError, OSError):
         return False
@@ -151,7 +157,7 @@ def write_metrics(run_dir: pathlib.Path, journals: dict[str, Journal]) -> None:
     """``metrics.jsonl`` as the journals have it: a killed attempt may have left a committed rollout without its line, a
     line cut short,
     or lines of rollouts that are trained again."""
-    path = run_dir / METRICS
+    path = run_dir / layout.METRICS
     wanted = []
     for name, journal in journals.items():
         lines = journal.lines()

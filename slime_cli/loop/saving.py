@@ -19,7 +19,7 @@ from slime_cli import disk
 from slime_cli.buffer.journal import Commit, Journal
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
-from slime_cli.manifests import checkpoints
+from slime_cli.manifests import checkpoints, layout
 from slime_cli.models import architecture
 from slime_cli.options import memory
 from slime_cli.options.resolve import Resolved
@@ -54,7 +54,9 @@ KEEP_WEIGHTS = 2
 def root(s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
     """The folder of a stage's checkpoints. In ``--save`` each stage of a run with several has a folder of its own, as
     in the run directory."""
-    return (pathlib.Path(s["save"]) / folder.relative_to(run_dir) if s["save"] else folder / "checkpoints").resolve()
+    return (
+        pathlib.Path(s["save"]) / folder.relative_to(run_dir) if s["save"] else folder / layout.CHECKPOINTS
+    ).resolve()
 
 
 def check_folders(
@@ -111,7 +113,9 @@ def room(
     ]
     published = parameters * (2 if half else 4)
     if s["loss_type"] != "sft_loss":
-        needs.append((folder / "weights", f"{KEEP_WEIGHTS} + 1 published versions", (KEEP_WEIGHTS + 1) * published))
+        needs.append(
+            (folder / layout.WEIGHTS, f"{KEEP_WEIGHTS} + 1 published versions", (KEEP_WEIGHTS + 1) * published)
+        )
     if s["save_hf"]:
         count = max(1, (s["num_rollout"] or 1) // (s["save_interval"] or 1)) if "{" in s["save_hf"] else 1
         needs.append((exports(s), f"{count} exports", count * published))
@@ -208,6 +212,6 @@ class Saver:
         """``--keep-rollouts``; what is not ``committed`` a resume would train again."""
         keep = self.s["keep_rollouts"]
         if keep is not None:
-            for folder in sorted((self.folder / "rollouts").glob("[0-9]*"))[: -keep or None]:
+            for folder in layout.rollouts(self.folder)[: -keep or None]:
                 if int(folder.name) <= committed:
                     shutil.rmtree(folder)

@@ -6,42 +6,38 @@ from collections.abc import Callable
 
 from slime_cli import manifests
 from slime_cli.errors import DataError
+from slime_cli.manifests import layout
 
-MANIFEST = "checkpoint.json"
 TRACKER = "latest_checkpointed_iteration.txt"
 """Megatron's, beside the checkpoints: which iteration is the newest. Written for others; nothing here depends on it."""
 
 
-def folder(root: str | os.PathLike, iteration: int) -> pathlib.Path:
-    return pathlib.Path(root) / f"iter_{iteration:07d}"
-
-
 def iterations(root: str | os.PathLike) -> list[int]:
     """Complete checkpoints under ``root``, oldest first."""
-    return sorted(int(p.parent.name[5:]) for p in pathlib.Path(root).glob(f"iter_*/{MANIFEST}"))
+    return [_iteration(path) for path in layout.checkpoints(root) if (path / layout.CHECKPOINT).exists()]
 
 
-def critic(checkpoint: str | os.PathLike) -> pathlib.Path:
-    """Where the critic of a policy's checkpoint is saved."""
-    path = pathlib.Path(checkpoint)
-    return path.parent / "critic" / path.name
+def _iteration(folder: pathlib.Path) -> int:
+    return int(folder.name.rpartition("_")[2])
 
 
 def any_in(path: str | os.PathLike) -> bool:
     """``path`` is a checkpoint or holds one, whole or not."""
     path = pathlib.Path(path)
-    return (path / MANIFEST).exists() or any(path.glob("iter_*"))
+    return (path / layout.CHECKPOINT).exists() or any(path.glob("iter_*"))
 
 
 def damage(checkpoint: str | os.PathLike) -> str:
     """What is wrong with a checkpoint folder; an empty string when it is whole."""
     path = pathlib.Path(checkpoint)
-    if not (path / MANIFEST).is_file():
+    if not (path / layout.CHECKPOINT).is_file():
         return (
-            f"{MANIFEST} is missing, so it was never written to its end" if path.is_dir() else "there is no such folder"
+            f"{layout.CHECKPOINT} is missing, so it was never written to its end"
+            if path.is_dir()
+            else "there is no such folder"
         )
     try:
-        files = manifests.read(path / MANIFEST, manifests.Checkpoint).files
+        files = manifests.read(path / layout.CHECKPOINT, manifests.Checkpoint).files
     except DataError as error:
         return error.message
     for name, size in files.items():
@@ -67,12 +63,10 @@ def complete(
     path = pathlib.Path(path).resolve()
     if step is not None:
         return _of_step(path, step, option)
-    if (path / MANIFEST).is_file():
+    if (path / layout.CHECKPOINT).is_file():
         candidates = [path]
     else:
-        candidates = sorted(
-            (p for p in path.glob("iter_*") if p.name[5:].isdigit()), key=lambda p: int(p.name[5:]), reverse=True
-        )
+        candidates = list(reversed(layout.checkpoints(path)))
     passed = []
     for candidate in candidates:
         if not (found := damage(candidate)):
@@ -83,15 +77,15 @@ def complete(
             return candidate
         passed.append(f"{candidate}: {found}")
     raise DataError(
-        f"{path}: no complete checkpoint there ({'; '.join(passed) or MANIFEST + ' is missing'})",
+        f"{path}: no complete checkpoint there ({'; '.join(passed) or layout.CHECKPOINT + ' is missing'})",
         "give an iter_NNNNNNN folder or the one above; slime convert hf-to-dist makes one",
     )
 
 
 def _of_step(path: pathlib.Path, step: int, option: str) -> pathlib.Path:
-    root = path.parent if (path / MANIFEST).is_file() else path
-    found = [i for i in iterations(root) if not damage(folder(root, i))]
-    wanted = folder(root, step)
+    root = path.parent if (path / layout.CHECKPOINT).is_file() else path
+    found = [i for i in iterations(root) if not damage(layout.checkpoint(root, i))]
+    wanted = layout.checkpoint(root, step)
     if root != path and path != wanted:
         raise DataError(
             f"{option} {step}: {path} is the checkpoint of another step", f"leave {option} out, or give {root}"
@@ -112,7 +106,7 @@ def _tracker_differs(root: pathlib.Path, taken: pathlib.Path, option: str) -> st
         said = f"cannot be read ({error.strerror})"
     else:
         iteration = 0 if text == "release" else int(text) if text.isascii() and text.isdigit() else None
-        if iteration == int(taken.name[5:]):
+        if iteration == _iteration(taken):
             return ""
         other = f"; {option} {iteration} takes that one" if iteration in iterations(root) else ""
         said = f"says {text[:40]!r}{other}" if text else "is empty"

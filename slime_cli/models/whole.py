@@ -15,7 +15,7 @@ from typing import Any
 
 from slime_cli.errors import DataError
 from slime_cli.findings import Finding
-from slime_cli.manifests import read_json
+from slime_cli.manifests import checkpoints, read_json
 from slime_cli.models import headers, tensors
 
 AGAIN = "download the checkpoint again"
@@ -84,7 +84,7 @@ def again_or_another(folder: pathlib.Path) -> str:
     """What to do about a folder whose config.json is missing or damaged."""
     if (folder / "config.json").exists():
         return AGAIN
-    if (folder / "checkpoint.json").exists() or any(folder.glob("iter_*")):
+    if checkpoints.any_in(folder):
         return "that is a Megatron checkpoint, which --load takes; here give the folder of the HF model"
     return f"give the folder of an HF checkpoint; if that is one, {AGAIN}"
 

@@ -21,23 +21,6 @@ KINDS = ("runs", "models")
 
 STAGE_NAME = re.compile(r"\w([\w .:+=-]{0,61}[\w:+=-])?")
 """A stage's name is a folder in the run directory, and stands in messages and file names."""
-RUNS_OWN = {
-    "run.json",
-    "summary.json",
-    "metrics.jsonl",
-    "reward.png",
-    "endpoint.json",
-    "endpoint.claim.json",
-    "logs",
-    "model",
-    "trace",
-    "journal.sqlite",
-    "rollouts",
-    "checkpoints",
-    "weights",
-    "eval",
-}
-"""What else is in a run directory."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +85,9 @@ def _stage_name(given: Any, number: int, others: list[str], where: str) -> str:
     if not isinstance(name, str) or not STAGE_NAME.fullmatch(name):
         fix = "it becomes a folder: up to 63 letters, digits, spaces and ._:+=- that begin with a letter or digit"
         raise UsageError(f"{where}: {name!r} is no name of a stage", fix)
-    if name in RUNS_OWN:
+    from slime_cli.manifests import layout  # its package imports msgspec, which only a profile of several stages needs
+
+    if name in layout.RESERVED:
         raise UsageError(f"{where}: a run directory has a {name} of its own", "give the stage another name")
     if name.casefold() in map(str.casefold, others):
         raise UsageError(f"{where}: another stage is called {name!r} too", "give each stage a name of its own")

@@ -17,12 +17,11 @@ import msgspec
 
 from slime_cli import manifests
 from slime_cli.errors import DataError, UsageError
-
-NAME = "endpoint.claim.json"
+from slime_cli.manifests import layout
 
 
 def beside(endpoint: str | os.PathLike) -> pathlib.Path:
-    return pathlib.Path(endpoint).resolve().parent / NAME
+    return pathlib.Path(endpoint).resolve().parent / layout.CLAIM
 
 
 def offer(path: pathlib.Path) -> None:

@@ -18,6 +18,7 @@ import httpx
 from slime_cli import manifests
 from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
+from slime_cli.manifests import layout
 from slime_cli.serving import address
 from slime_cli.serving.engine import EngineSpec, engine_argv, start_router
 
@@ -76,7 +77,7 @@ class Fleet:
         host, port = listening(s)
         self.router_url = address.url(address.reachable(host), port)
         argv = engine_argv(resolved, model)
-        logs = run_dir / "logs"
+        logs = run_dir / layout.LOGS
         self.engines: list = []
         self.dead: set[str] = set()
         given = resolved.router_argv()

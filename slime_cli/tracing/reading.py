@@ -9,9 +9,10 @@ import pathlib
 from typing import Any
 
 from slime_cli.errors import DataError
+from slime_cli.manifests import layout
 from slime_cli.tracing.spans import read_spans
 
-_KNOWN = ("run.json", "metrics.jsonl", "trace", "journal.sqlite")
+_KNOWN = (layout.RUN, layout.METRICS, layout.TRACE, layout.JOURNAL)
 
 
 def stage_folders(run_dir: str | os.PathLike) -> dict[str, pathlib.Path]:
@@ -31,10 +32,10 @@ def stage_folders(run_dir: str | os.PathLike) -> dict[str, pathlib.Path]:
 
 def journals(run_dir: str | os.PathLike) -> dict[str, pathlib.Path]:
     """Stage name -> its journal; at least one, or DataError."""
-    paths = {name: path / "journal.sqlite" for name, path in stage_folders(run_dir).items()}
+    paths = {name: path / layout.JOURNAL for name, path in stage_folders(run_dir).items()}
     found = {name: path for name, path in paths.items() if path.exists()}
     if not found:
-        raise DataError(f"{run_dir}: no journal.sqlite", "it was stopped before its first rollout, or never trained")
+        raise DataError(f"{run_dir}: no {layout.JOURNAL}", "it was stopped before its first rollout, or never trained")
     return found
 
 
@@ -53,7 +54,7 @@ def metrics_of(run_dir: str | os.PathLike) -> dict[str, list[dict[str, Any]]]:
     """Stage -> its metrics, one a rollout. A rollout that a resume repeated counts once, as it went last."""
     latest: dict[str, dict[Any, dict[str, Any]]] = {}
     for folder_stage, folder in stage_folders(run_dir).items():
-        for number, line in enumerate(lines_of(folder / "metrics.jsonl")):
+        for number, line in enumerate(lines_of(folder / layout.METRICS)):
             stage = str(line.get("stage") or folder_stage)
             latest.setdefault(stage, {})[line.get("rollout_id", f"line {number}")] = line
     return {stage: list(lines.values()) for stage, lines in latest.items()}

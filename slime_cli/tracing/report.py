@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from slime_cli import manifests
+from slime_cli.manifests import layout
 from slime_cli.manifests.proof import SHOWN, Proof, verified
 from slime_cli.tracing import ledger as ledgers
 from slime_cli.tracing.reading import metrics_of
@@ -68,7 +69,7 @@ def summarize(
             {"engine": p.url, "version": p.version, "kind": p.kind, "tensors": p.tensors} for p in policy.proofs
         ]
     out["ledger"] = ledgers.as_json(ledgers.ledgers(run_dir))
-    manifests.write_json(run_dir / "summary.json", out)
+    manifests.write_json(run_dir / layout.SUMMARY, out)
     return out
 
 
@@ -97,7 +98,7 @@ def show(console: Console, run_dir: pathlib.Path, summary: dict[str, Any]) -> No
     rewards = [line["reward_mean"] for line in metric_lines(run_dir) if "reward_mean" in line]
     if len(rewards) > 1:
         _plot_terminal(console, rewards)
-        _plot_png(run_dir / "reward.png", rewards, summary)
+        _plot_png(run_dir / layout.REWARD_PLOT, rewards, summary)
     elif rewards:
         console.print(f"mean reward of the one rollout: {rewards[0]:.3f}")
     table = Table(title="run finished", show_header=False)

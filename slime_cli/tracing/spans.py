@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from slime_cli.manifests import layout
+
 
 class Tracer:
     """Appends spans of this process; ``enabled=False`` makes every call free of I/O."""
@@ -26,7 +28,7 @@ class Tracer:
         self._depth = 0
         self._file = None
         if enabled:
-            folder = pathlib.Path(run_dir) / "trace"
+            folder = pathlib.Path(run_dir) / layout.TRACE
             folder.mkdir(parents=True, exist_ok=True)
             self._file = open(folder / f"{process}.jsonl", "a", buffering=1, encoding="utf-8")
 
@@ -65,7 +67,7 @@ class Tracer:
 def read_spans(run_dir: str | os.PathLike) -> list[dict[str, Any]]:
     """All spans of a run, of every process and attempt, by start time."""
     spans = []
-    for path in sorted((pathlib.Path(run_dir) / "trace").glob("*.jsonl")):
+    for path in sorted((pathlib.Path(run_dir) / layout.TRACE).glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 spans.append(json.loads(line))

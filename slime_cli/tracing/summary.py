@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slime_cli.errors import DataError
-from slime_cli.manifests import Endpoint, Run, read
+from slime_cli.manifests import Endpoint, Run, layout, read
 from slime_cli.profiling.step import Budget, Phase, step_budget
 from slime_cli.tracing import ledger as ledgers
 from slime_cli.tracing.reading import metrics_of, spans_of, stage_folders
@@ -64,13 +64,13 @@ def summarize(run_dir: str | os.PathLike) -> Summary:
     """Raises DataError when ``run_dir`` is no run directory or ``run.json`` is damaged."""
     run_dir = pathlib.Path(run_dir)
     folders = stage_folders(run_dir)
-    if not (run_dir / "run.json").exists():
+    if not (run_dir / layout.RUN).exists():
         has = ", ".join(sorted(path.name for path in run_dir.iterdir()))
         raise DataError(f"{run_dir}: run.json is missing (there: {has})", "give the folder that `slime train` wrote")
-    run = read(run_dir / "run.json", Run)
-    journals = {name: path for name, path in folders.items() if (path / "journal.sqlite").exists()}
+    run = read(run_dir / layout.RUN, Run)
+    journals = {name: path for name, path in folders.items() if (path / layout.JOURNAL).exists()}
     parts = ledgers.ledgers(run_dir) if journals else {}
-    outcome = _outcome(run_dir / "summary.json")
+    outcome = _outcome(run_dir / layout.SUMMARY)
     return Summary(
         run_dir=str(run_dir),
         state="finished" if outcome else "not finished (no summary.json)",
@@ -98,8 +98,8 @@ def _outcome(path: pathlib.Path) -> dict[str, Any]:
 
 def _endpoint(folders: Iterable[pathlib.Path]) -> str | None:
     for folder in folders:
-        if (folder / "endpoint.json").exists():
-            end = read(folder / "endpoint.json", Endpoint)
+        if (folder / layout.ENDPOINT).exists():
+            end = read(folder / layout.ENDPOINT, Endpoint)
             return f"{end.engine_name} {end.engine_version} x {len(end.engines)} behind {end.router_url}"
     return None
 

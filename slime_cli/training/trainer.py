@@ -24,7 +24,7 @@ from megatron.core import mpu
 from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.errors import UsageError
-from slime_cli.manifests import checkpoints
+from slime_cli.manifests import layout
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training import metrics
 from slime_cli.training.algorithm import advantages, corrections, losses, objective, user_weights
@@ -74,13 +74,13 @@ class Trainer:
         if self.critic:
             self._saving.append(
                 (
-                    self.critic.start_saving(checkpoints.critic(checkpoints.folder(root, self.step)).parent, self.step),
+                    self.critic.start_saving(layout.critic(layout.checkpoint(root, self.step)).parent, self.step),
                     manifest,
                 )
             )
         self._saving.append((self.policy.start_saving(root, self.step), manifest))
         self.saved(wait=not self.args.async_save)
-        return checkpoints.folder(root, self.step)
+        return layout.checkpoint(root, self.step)
 
     def saved(self, wait: bool) -> bool:
         """Whether all that was saved is complete and durable; it can be waited for. The policy's manifest is written
@@ -99,14 +99,14 @@ class Trainer:
             self.step = 0
             self.begin()
         elif self.critic:
-            self.critic.load(checkpoints.critic(path), weights_only=False)
+            self.critic.load(layout.critic(path), weights_only=False)
             self.policy.activate()
         return self.step
 
     def remove(self, paths: list[str]) -> None:
         """Removes checkpoints, with their critics'. Rank 0 alone calls it."""
         for path in paths:
-            for folder in (path, checkpoints.critic(path)):
+            for folder in (path, layout.critic(path)):
                 shutil.rmtree(folder, ignore_errors=True)
 
     # -- a rollout ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from slime_cli.errors import UsageError
 from slime_cli.loop import attempts as run_dir
+from slime_cli.manifests import layout
 
 HOLD = """
 import pathlib, sys, time
@@ -36,7 +37,7 @@ def test_a_second_process_is_refused_by_the_name_of_the_first_until_it_ends(tmp_
     holder.wait()
     run_dir.refuse_second(tmp_path)
     with run_dir.alone(tmp_path):
-        assert str(os.getpid()) in (tmp_path / run_dir.LOCK).read_text()
+        assert str(os.getpid()) in (tmp_path / layout.LOCK).read_text()
 
 
 def test_a_second_train_is_refused_at_once_and_changes_nothing(tmp_path, holder):

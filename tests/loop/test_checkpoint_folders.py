@@ -4,12 +4,12 @@ import pytest
 
 from slime_cli import manifests
 from slime_cli.errors import DataError
-from slime_cli.manifests import checkpoints
+from slime_cli.manifests import checkpoints, layout
 from tests.checkpoints import write_dist
 
 
 def make(root, iteration: int, **files: int):
-    folder = checkpoints.folder(root, iteration)
+    folder = layout.checkpoint(root, iteration)
     folder.mkdir(parents=True)
     write_dist(folder)
     for name, size in files.items():
@@ -27,7 +27,7 @@ def make(root, iteration: int, **files: int):
         layout={},
         files=files,
     )
-    manifests.write(folder / checkpoints.MANIFEST, manifest)
+    manifests.write(folder / layout.CHECKPOINT, manifest)
     (root / checkpoints.TRACKER).write_text(str(iteration))
     return folder
 
@@ -41,11 +41,11 @@ def lose(folder):
 
 
 def unfinished(folder):
-    (folder / checkpoints.MANIFEST).unlink()
+    (folder / layout.CHECKPOINT).unlink()
 
 
 def garble(folder):
-    (folder / checkpoints.MANIFEST).write_text("{")
+    (folder / layout.CHECKPOINT).write_text("{")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_step_that_is_not_there_or_not_whole_is_refused_with_those_that_are(tm
             checkpoints.complete(tmp_path, step=step)
         assert error.value.fix == "whole ones are there of step 2, 4"
     with pytest.raises(DataError, match="is the checkpoint of another step"):
-        checkpoints.complete(checkpoints.folder(tmp_path, 4), step=2)
+        checkpoints.complete(layout.checkpoint(tmp_path, 4), step=2)
     with pytest.raises(DataError) as error:
         checkpoints.complete(tmp_path / "none", step=2)
     assert error.value.fix == "no whole checkpoint is there"

@@ -66,7 +66,7 @@ def test_a_step_is_evaluated_once_and_its_file_names_the_weights(evaluations):
     evaluations.run(3, "v000003", GENERATOR, lambda row: pytest.fail("evaluated twice"))
     evaluations.run(10, "v000010", GENERATOR, render)
     assert [e["step"] for e in evaluations.found()] == [3, 10]
-    assert json.loads((evaluations.folder / "000003.json").read_text()) == first[0]
+    assert json.loads((evaluations.folder / "eval" / "000003.json").read_text()) == first[0]
 
 
 def test_what_it_found_is_said_as_it_is_written(evaluations):

@@ -12,7 +12,7 @@ from slime_cli.buffer.journal import Journal
 from slime_cli.errors import DataError, UsageError
 from slime_cli.loop import resuming
 from slime_cli.loop.attempts import append_line
-from slime_cli.manifests import checkpoints
+from slime_cli.manifests import layout
 from slime_cli.options.resolve import resolve
 from slime_cli.tracing.ledger import ledgers
 from tests.buffer.test_journal import deal, done
@@ -81,7 +81,7 @@ ROLLBACK = "--on-damaged-checkpoint rollback"
 
 
 def newest(run: Run):
-    return checkpoints.folder(run.folder / "checkpoints", 3)
+    return layout.checkpoint(run.folder / "checkpoints", 3)
 
 
 def test_a_whole_run_is_left_as_it_is(tmp_path):
@@ -155,7 +155,7 @@ def test_a_critic_s_damaged_checkpoint_counts_as_the_policy_s(tmp_path):
     ppo = Run(tmp_path / "ppo", "--advantage-estimator ppo")
     grpo = Run(tmp_path / "grpo")
     for run in (ppo, grpo):
-        cut(checkpoints.critic(newest(run)))
+        cut(layout.critic(newest(run)))
     grpo.prepare()
     with pytest.raises(DataError, match="its critic's, .*weights has 3 bytes of 7"):
         ppo.prepare()

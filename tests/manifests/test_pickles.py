@@ -16,7 +16,7 @@ from slime_cli import __main__ as cli
 from slime_cli import manifests
 from slime_cli.errors import DataError
 from slime_cli.loop import resuming
-from slime_cli.manifests import checkpoints, pickles
+from slime_cli.manifests import layout, pickles
 from slime_cli.options.resolve import resolve
 from tests.checkpoints import write
 
@@ -233,7 +233,7 @@ def stranger(tmp_path, marker) -> pathlib.Path:
         layout={"tensor": 1},
         files={file.name: file.stat().st_size for file in folder.iterdir()},
     )
-    manifests.write(folder / checkpoints.MANIFEST, manifest)
+    manifests.write(folder / layout.CHECKPOINT, manifest)
     return folder.parent
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from slime_cli import manifests
 from slime_cli.errors import UsageError
+from slime_cli.manifests import layout
 from slime_cli.serving import claim
 from slime_cli.serving.attached import Attached
 from tests.scripted_engine import ScriptedEngine
@@ -38,6 +39,7 @@ def test_who_was_killed_with_9_is_taken_over_and_named(tmp_path):
     path = claim.beside(tmp_path / "endpoint.json")
     code = f"""
 import pathlib, time
+from slime_cli.manifests import layout
 from slime_cli.serving import claim
 held = claim.Claim(pathlib.Path({str(path)!r}), "slime train --run-dir /runs/killed", print)
 print("held", flush=True)
@@ -89,9 +91,9 @@ def test_a_lock_that_is_on_another_machine_is_said_and_those_of_this_one_still_e
 
 
 def test_a_file_that_cannot_be_opened_is_refused_in_words(tmp_path):
-    (tmp_path / claim.NAME).mkdir()
+    (tmp_path / layout.CLAIM).mkdir()
     with pytest.raises(UsageError, match=r"cannot be opened to claim the endpoint's weights \(Is a directory\)"):
-        claim.Claim(tmp_path / claim.NAME, "a", print)
+        claim.Claim(tmp_path / layout.CLAIM, "a", print)
 
 
 def test_a_disk_without_locks_is_warned_about(tmp_path, monkeypatch):
@@ -100,8 +102,8 @@ def test_a_disk_without_locks_is_warned_about(tmp_path, monkeypatch):
 
     monkeypatch.setattr(claim.fcntl, "flock", refuse)
     said = []
-    first = claim.Claim(tmp_path / claim.NAME, "a", said.append)
+    first = claim.Claim(tmp_path / layout.CLAIM, "a", said.append)
     assert len(said) == 1 and "carries no locks (No locks available)" in said[0]
-    claim.Claim(tmp_path / claim.NAME, "b", said.append).close()
+    claim.Claim(tmp_path / layout.CLAIM, "b", said.append).close()
     assert len(said) == 2 and said[0] == said[1], "the first is alive: nothing was taken over from it"
     first.close()

@@ -29,6 +29,7 @@ from layout_cases import (
 )
 from slime_cli.errors import SlimeError
 from slime_cli.manifests import checkpoints
+from slime_cli.manifests import layout as paths
 from slime_cli.training.network import checkpoint
 
 DISTRIBUTED = ["--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
@@ -49,7 +50,7 @@ def reshard(session: Session) -> dict:
     for layout, flags in RESHARDED.items():
         kept = [torch.load(path) for path in sorted(session.folder.glob(f"{layout}.[0-9].kept"))]
         trainer = session.trainer("tied", CHECKPOINTED, flags, load=False)
-        iteration = trainer.load(checkpoints.folder(session.folder / f"{layout}_checkpoints", 2), weights_only=False)
+        iteration = trainer.load(paths.checkpoint(session.folder / f"{layout}_checkpoints", 2), weights_only=False)
         metrics = [trainer.train(global_batch()) for _ in range(2)]
         exported = dict(session.bridge("tied").export(trainer.policy.model))
         (theirs,) = [k["metrics"] for k in kept if k["metrics"][0]]
@@ -66,7 +67,7 @@ def refusals(session: Session) -> dict[str, str]:
     """What is said where training cannot go on, or cannot begin."""
     root = session.folder / "refusals"
     root.mkdir(exist_ok=True)
-    whole = checkpoints.folder(session.folder / "single_checkpoints", 2)
+    whole = paths.checkpoint(session.folder / "single_checkpoints", 2)
     cut = shutil.copytree(whole, session.folder / "cut" / whole.name, dirs_exist_ok=True)
     with open(max(cut.glob("*.distcp"), key=lambda p: p.stat().st_size), "r+b") as file:
         file.truncate(100)
@@ -74,7 +75,7 @@ def refusals(session: Session) -> dict[str, str]:
     for _ in range(2):
         without.train(global_batch())
     path = without.save(str(root), MANIFEST)
-    distributed = checkpoints.folder(session.folder / "dp2_distributed_checkpoints", 2)
+    distributed = paths.checkpoint(session.folder / "dp2_distributed_checkpoints", 2)
     stateless = dataclasses.replace(CHECKPOINTED, use_stateless_adam=True)
     found = {
         "no_save_optim": _refused(
@@ -113,7 +114,7 @@ def resharded_stateless(session: Session) -> dict:
     trainer = session.trainer(
         "tied", dataclasses.replace(CHECKPOINTED, use_stateless_adam=True), DISTRIBUTED, load=False
     )
-    trainer.load(checkpoints.folder(session.folder / "dp2_distributed_stateless", 2), weights_only=False)
+    trainer.load(paths.checkpoint(session.folder / "dp2_distributed_stateless", 2), weights_only=False)
     return {"metrics": trainer.train(global_batch())}
 
 

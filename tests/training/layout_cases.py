@@ -19,7 +19,7 @@ import rounding
 from layout_launch import OVER_FOUR
 from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
-from slime_cli.manifests import checkpoints
+from slime_cli.manifests import checkpoints, layout
 from slime_cli.models import architecture
 from slime_cli.options.estimators import ESTIMATORS
 from slime_cli.tracing.spans import Tracer
@@ -438,7 +438,7 @@ def resume(session: Session) -> dict:
     """In a fresh process: the checkpoint whole, then steps 3 and 4; and its weights alone under a fresh optimizer."""
     kept = torch.load(session.folder / f"{session.layout}.{session.rank}.kept")
     root = session.folder / f"{session.layout}_checkpoints"
-    path = checkpoints.folder(root, 2)
+    path = layout.checkpoint(root, 2)
     trainer = session.trainer("tied", CHECKPOINTED, [], load=False)
     out = {"complete": checkpoints.iterations(root)}
     out["iteration"] = trainer.load(path, weights_only=False)

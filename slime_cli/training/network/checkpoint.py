@@ -27,7 +27,7 @@ from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 
 from slime_cli import manifests
 from slime_cli.errors import DataError
-from slime_cli.manifests import checkpoints, pickles
+from slime_cli.manifests import checkpoints, layout, pickles
 
 
 def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest: manifests.Checkpoint) -> None:
@@ -40,7 +40,7 @@ def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest:
 def start(args, root: str, iteration: int, model, optimizer, scheduler) -> pathlib.Path:
     """Collective. Writes Megatron's files, or with ``--async-save`` begins to; the checkpoint's folder."""
     args.save = root
-    target = checkpoints.folder(root, iteration)
+    target = layout.checkpoint(root, iteration)
     if optimizer is not None:
         _before_the_first_step(optimizer)
     if torch.distributed.get_rank() == 0 and target.exists():
@@ -69,7 +69,7 @@ def finish(target: pathlib.Path, manifest: manifests.Checkpoint) -> None:
             with open(file, "rb") as f:
                 os.fsync(f.fileno())
         sizes = {file.name: file.stat().st_size for file in sorted(target.iterdir())}
-        manifests.write(target / checkpoints.MANIFEST, msgspec.structs.replace(manifest, files=sizes))
+        manifests.write(target / layout.CHECKPOINT, msgspec.structs.replace(manifest, files=sizes))
     torch.distributed.barrier()
 
 
@@ -91,7 +91,7 @@ def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_
     not what a resume needs.
     """
     path = pathlib.Path(path)
-    manifest = manifests.read(path / checkpoints.MANIFEST, manifests.Checkpoint)
+    manifest = manifests.read(path / layout.CHECKPOINT, manifests.Checkpoint)
     if manifest.format != "torch_dist":
         raise DataError(f"{path}: format is {manifest.format}, not torch_dist", "slime convert hf-to-dist makes one")
     if damage := checkpoints.damage(path):
@@ -123,7 +123,7 @@ def _by_itself(path: pathlib.Path, iteration: int) -> Iterator[pathlib.Path]:
     file is emptied or gone, and does not take iteration 0 where it names a later one."""
     with tempfile.TemporaryDirectory(prefix="slime-load-") as name:
         root = pathlib.Path(name)
-        checkpoints.folder(root, iteration).symlink_to(path.resolve(), target_is_directory=True)
+        layout.checkpoint(root, iteration).symlink_to(path.resolve(), target_is_directory=True)
         (root / checkpoints.TRACKER).write_text(str(iteration))
         yield root
 
