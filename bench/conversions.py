@@ -256,7 +256,7 @@ def compare(job, args, model, bridge, say) -> None:
 def run(job: dict[str, Any], say) -> None:
     """Carries out a job in forks of this process, one a rank. Raises EngineError with the traceback of the rank that
     failed first."""
-    from slime_cli.serving.address import free_port
+    from slime_cli.addresses import free_port
 
     world = job["tensor"] * job["pipeline"] * job["expert"]
     port = free_port()
@@ -277,7 +277,7 @@ def run(job: dict[str, Any], say) -> None:
 
 def _child(job: dict[str, Any], rank: int, folder: pathlib.Path) -> None:
     """Never returns: a forked child must not run its parent's clean-up."""
-    from slime_cli.convert import rank as convert_rank
+    from slime_cli.cluster import conversion_rank
 
     os.setsid()
     if "SLIME_TRACEBACK" not in os.environ:
@@ -286,8 +286,8 @@ def _child(job: dict[str, Any], rank: int, folder: pathlib.Path) -> None:
         os.dup2(nowhere, 2)
     code = 1
     try:
-        kinds = {"hf_to_dist": convert_rank._to_dist, "dist_to_hf": convert_rank._to_hf, "compare": compare}
-        convert_rank.with_model(job, rank, lambda text: None, kinds[job["kind"]])
+        kinds = {"hf_to_dist": conversion_rank.to_dist, "dist_to_hf": conversion_rank.to_hf, "compare": compare}
+        conversion_rank.with_model(job, rank, lambda text: None, kinds[job["kind"]])
         code = 0
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]

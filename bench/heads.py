@@ -24,7 +24,7 @@ def main(vocabulary: int) -> None:
     from megatron.core.tensor_parallel import ColumnParallelLinear
     from megatron.core.transformer import TransformerConfig
 
-    from slime_cli.serving.address import free_port
+    from slime_cli.addresses import free_port
     from slime_cli.training.network import heads
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

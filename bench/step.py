@@ -23,10 +23,10 @@ def main(model: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    from slime_cli.addresses import free_port
     from slime_cli.buffer.batch import TrainBatch
     from slime_cli.hardware import transformer_engine
     from slime_cli.models import architecture
-    from slime_cli.serving.address import free_port
     from slime_cli.tracing.spans import Tracer, read_spans
     from slime_cli.training.network import megatron
     from slime_cli.training.settings import Settings

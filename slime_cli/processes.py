@@ -1,4 +1,5 @@
-"""How slime starts Python children: no file of the working directory takes a library's place in any of them.
+"""How slime starts Python children: none outlives its parent, and no file of the working directory takes a library's
+place in any of them.
 
 ``python -m`` puts the working directory first on the import path, so a user's own ``h2.py`` or ``json.py`` there
 would be imported in place of the library; at the end of the path it still would be where a library looks for another
@@ -7,11 +8,13 @@ and its environment from :func:`environment`; a user's function that lies in the
 :func:`find_here`.
 """
 
+import ctypes
 import functools
 import importlib.metadata
 import json
 import os
 import pathlib
+import signal
 import sys
 import sysconfig
 import urllib.parse
@@ -23,11 +26,28 @@ from slime_cli.errors import UsageError
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def python(module: str, *arguments: str) -> list[str]:
     """The command line of a module in an interpreter of its own."""
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to end this process (SIGKILL) when the thread that made it ends (Linux, PR_SET_PDEATHSIG).
+
+    Also called between fork and exec, so it imports nothing.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def die_with(owner: int) -> None:
+    """:func:`die_with_parent` in a child that was told its ``owner``: that one may have ended before the call."""
+    die_with_parent()
+    if os.getppid() != owner:
+        os._exit(1)
 
 
 def environment(*, users_functions: bool = False) -> dict[str, str]:

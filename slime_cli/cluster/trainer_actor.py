@@ -44,7 +44,7 @@ class TrainerRank:
         """Where rank 0 waits for the others."""
         import ray
 
-        from slime_cli.serving.address import LOOPBACK, free_port
+        from slime_cli.addresses import LOOPBACK, free_port
 
         host = ray.util.get_node_ip_address() if self.world_size > 1 and os.environ.get("RAY_ADDRESS") else LOOPBACK
         return host, free_port(host)

@@ -38,6 +38,8 @@ def hf_to_dist(
     force: Force = False,
 ) -> None:
     """Write the model as a Megatron torch_dist checkpoint. It loads in any parallel layout."""
+    from slime_cli import installed
+    from slime_cli.cluster import conversion
     from slime_cli.commands import doctor_checkpoint
     from slime_cli.convert import convert
 
@@ -45,6 +47,7 @@ def hf_to_dist(
         megatron = _megatron(context.args, profile or [], say)
         looked_at = (doctor_checkpoint.TOKENIZER, doctor_checkpoint.TEMPLATE)
         doctor_checkpoint.require(hf_checkpoint, say, (doctor_checkpoint.IDS,), looked_at)
+        installed.require(*installed.TRAINING)
         target = convert.hf_to_dist(
             hf_checkpoint,
             save,
@@ -54,6 +57,7 @@ def hf_to_dist(
             megatron=megatron,
             force=force,
             say=say,
+            run=conversion.run,
         )
         say(f"done: {target} ({_size(target)})")
 
@@ -76,13 +80,18 @@ def dist_to_hf(
     force: Force = False,
 ) -> None:
     """Write a Megatron checkpoint's weights as an HF model."""
+    from slime_cli import installed
+    from slime_cli.cluster import conversion
     from slime_cli.convert import convert
     from slime_cli.manifests import checkpoints
 
     with _screen() as say:
         megatron = _megatron(context.args, profile or [], say)
+        installed.require(*installed.TRAINING)
         found = checkpoints.complete(load, say, ckpt_step)
-        target, iteration = convert.dist_to_hf(found, save, origin=origin, megatron=megatron, force=force, say=say)
+        target, iteration = convert.dist_to_hf(
+            found, save, origin=origin, megatron=megatron, force=force, say=say, run=conversion.run
+        )
         say(f"done: {target} ({_size(target)}), weights of iteration {iteration}")
 
 

@@ -84,10 +84,14 @@ def _published(args, screen, check: Callable[[pathlib.Path], None]) -> tuple[pat
     hf = source
     step = 0
     if is_checkpoint:
+        from slime_cli import installed
+        from slime_cli.cluster import conversion
         from slime_cli.convert import convert
 
+        installed.require(*installed.TRAINING)
         disk.writable(root, "--publish")
-        hf, step = convert.as_hf(checkpoints.complete(source, screen.say, args.ckpt_step), root / "hf", say=screen.say)
+        newest = checkpoints.complete(source, screen.say, args.ckpt_step)
+        hf, step = convert.as_hf(newest, root / "hf", say=screen.say, run=conversion.run)
     elif not (source / "config.json").exists():
         raise UsageError(f"--load {source}: neither a torch_dist nor an HF checkpoint", "slime convert makes either")
     from safetensors import safe_open

@@ -1,36 +1,31 @@
-"""HF checkpoint <-> Megatron ``torch_dist`` checkpoint, in processes of their own. Torch-free here.
+"""HF checkpoint <-> Megatron ``torch_dist`` checkpoint. Torch-free: the work itself is done by ranks of processes.
 
-:func:`hf_to_dist` and :func:`dist_to_hf` check everything that can be checked from files, start one process a rank
-(``python -m slime_cli.convert.rank``), and put the result in place only when every rank has ended well: a failed
-conversion
-leaves nothing behind. Called by ``slime convert`` and, for a checkpoint that is not HF yet, by ``slime sync``.
+:func:`hf_to_dist` and :func:`dist_to_hf` check everything that can be checked from files, have the job carried out
+(``run``: :func:`slime_cli.cluster.conversion.run`), and put the result in place only when every rank has ended well: a
+failed conversion leaves nothing behind. Called by ``slime convert`` and, for a checkpoint that is not HF yet, by
+``slime sync``.
 """
 
 import contextlib
 import fcntl
-import json
 import os
 import pathlib
 import shutil
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
-from slime_cli import errors, installed, manifests, processes
-from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
+from slime_cli import manifests
+from slime_cli.errors import DataError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import checkpoints, pickles
 from slime_cli.models import architecture, whole
 from slime_cli.models.describe import checkpoint_manifest, file_hash
 from slime_cli.models.families import FAMILIES
-from slime_cli.serving.address import free_port
 
-LAST_LINES = 12
 Say = Callable[[str], None]
 Run = Callable[[dict[str, Any], Say], None]
 """Carries out a job on all its ranks; raises what went wrong."""
@@ -46,15 +41,11 @@ def hf_to_dist(
     megatron: dict[str, Any] | None = None,
     force: bool = False,
     say: Say = lambda text: None,
-    run: Run | None = None,
+    run: Run,
 ) -> pathlib.Path:
     """Writes ``save/iter_0000000`` and returns it. ``megatron``: options by dest beyond those that follow from the
     config.
-
-    ``run`` carries out the job on all its ranks; the default starts a process a rank.
     """
-    if run is None:
-        installed.require(*installed.TRAINING)
     source = pathlib.Path(hf_checkpoint).resolve()
     save = pathlib.Path(save).resolve()
     args = _architecture(source, megatron or {})
@@ -78,7 +69,7 @@ def hf_to_dist(
             "expert": expert,
             "manifest": msgspec.to_builtins(manifest),
         }
-        (run or _ranks)(job, say)
+        run(job, say)
         shutil.rmtree(save / "iter_0000000", ignore_errors=True)
         _move_into(building, save)
     return save / "iter_0000000"
@@ -92,15 +83,13 @@ def dist_to_hf(
     megatron: dict[str, Any] | None = None,
     force: bool = False,
     say: Say = lambda text: None,
-    run: Run | None = None,
+    run: Run,
 ) -> tuple[pathlib.Path, int]:
     """Writes an HF checkpoint with the weights of ``load`` and the other files of ``origin``; the folder and the
     iteration.
 
     ``load`` is an ``iter_NNNNNNN`` folder, or one that holds some: the newest complete one is taken.
     """
-    if run is None:
-        installed.require(*installed.TRAINING)
     checkpoint = checkpoints.complete(load, say)
     save = pathlib.Path(save).resolve()
     manifest = manifests.read(checkpoint / "checkpoint.json", manifests.Checkpoint)
@@ -145,7 +134,7 @@ def dist_to_hf(
             "hf_dtype": out.dtype,
             "argv": architecture.argv(args),
         }
-        (run or _ranks)(job, say)
+        run(job, say)
         _finish_hf(building / "hf", config)
         _clear_weights(save)
         _move_into(building / "hf", save)
@@ -153,9 +142,9 @@ def dist_to_hf(
     return save, manifest.iteration
 
 
-def as_hf(source: str | os.PathLike, target: str | os.PathLike, *, say: Say) -> tuple[pathlib.Path, int]:
+def as_hf(source: str | os.PathLike, target: str | os.PathLike, *, say: Say, run: Run) -> tuple[pathlib.Path, int]:
     """:func:`dist_to_hf` over whatever an earlier call left at ``target``."""
-    return dist_to_hf(source, target, force=True, say=say)
+    return dist_to_hf(source, target, force=True, say=say, run=run)
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -309,86 +298,3 @@ def _finish_hf(folder: pathlib.Path, config: dict[str, Any]) -> None:
     total = sum((folder / shard).stat().st_size for shard in shards)
     index = {"metadata": {"total_size": total}, "weight_map": {name: tensor.file for name, tensor in tensors.items()}}
     manifests.write_json(folder / "model.safetensors.index.json", index)
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
-def _ranks(job: dict[str, Any], say: Say) -> None:
-    """Runs ``job`` on all its ranks. Raises what a rank raised, or EngineError with the last lines of the first that
-    died."""
-    with tempfile.TemporaryDirectory(prefix="slime-convert-") as name:
-        folder = pathlib.Path(name)
-        (folder / "job.json").write_text(json.dumps(job))
-        world = job["tensor"] * job["pipeline"] * job["expert"]
-        port = free_port()
-        threads = max(1, (os.cpu_count() or 1) // world)
-        say(f"starting {world} Megatron process{'es' if world > 1 else ''}")
-        ranks: list[subprocess.Popen] = []
-        try:
-            for rank in range(world):
-                more = {
-                    "RANK": rank,
-                    "LOCAL_RANK": rank,
-                    "WORLD_SIZE": world,
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": port,
-                }
-                more |= {
-                    "OMP_NUM_THREADS": threads,
-                    "PYTHONWARNINGS": "ignore",
-                    "HF_HUB_OFFLINE": "1",
-                    "TOKENIZERS_PARALLELISM": "false",
-                }
-                environment = processes.environment() | {key: str(value) for key, value in more.items()}
-                with open(folder / f"{rank}.log", "wb") as log:
-                    command = processes.python("slime_cli.convert.rank", str(folder), str(os.getpid()))
-                    ranks.append(
-                        subprocess.Popen(
-                            command,
-                            stdin=subprocess.DEVNULL,
-                            stdout=log,
-                            stderr=log,
-                            env=environment,
-                            start_new_session=True,
-                        )
-                    )
-            _wait(ranks, folder, say)
-        finally:
-            for process in ranks:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
-
-
-def _wait(processes: list[subprocess.Popen], folder: pathlib.Path, say: Say) -> None:
-    told = 0
-    while True:
-        codes = [process.poll() for process in processes]
-        phases = (folder / "phases").read_text().splitlines() if (folder / "phases").exists() else []
-        for phase in phases[told:]:
-            say(phase)
-        told = len(phases)
-        failed = [rank for rank, code in enumerate(codes) if code]
-        if failed:
-            time.sleep(
-                0.3
-            )  # the first to die may not be the first to be seen; the cause is the rank that said something
-            raise _failure(folder, failed[0], codes[failed[0]])
-        if all(code == 0 for code in codes):
-            return
-        time.sleep(0.05)
-
-
-def _failure(folder: pathlib.Path, rank: int, code: int) -> SlimeError:
-    said = sorted(folder.glob("*.error.json"))
-    if said:
-        found = json.loads(said[0].read_text())
-        return getattr(errors, found["kind"])(found["message"], found["fix"])
-    lines = [line for line in (folder / f"{rank}.log").read_text(errors="replace").splitlines() if line.strip()]
-    last = "\n  ".join(lines[-LAST_LINES:]) or "(it wrote nothing)"
-    return EngineError(
-        f"Megatron process {rank} ended with {f'signal {-code}' if code < 0 else f'status {code}'}; its last lines:\n "
-        f" {last}",
-        "the last line names the cause; `slime doctor --hf-checkpoint DIR` checks the model",
-    )

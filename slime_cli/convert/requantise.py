@@ -14,6 +14,8 @@ import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Callable
+from typing import Protocol
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -24,7 +26,19 @@ from slime_cli.errors import DataError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import layout
 from slime_cli.models import architecture, describe, headers
-from slime_cli.screen import Screen
+
+
+class Screen(Protocol):
+    """What shows the work: :class:`slime_cli.screen.Screen`."""
+
+    def say(self, text: str) -> None: ...
+
+    def progress(
+        self, label: str, total: int, start: int = 0
+    ) -> contextlib.AbstractContextManager[Callable[[int, str], object]]:
+        """Yields ``advance(count, note)``."""
+        ...
+
 
 # -- the conversion ----------------------------------------------------------------------------------------------------
 

@@ -15,12 +15,12 @@ from types import ModuleType
 from typing import Any
 
 from slime_cli import processes
-from slime_cli.buffer.sources.base import nearest
 from slime_cli.buffer.types import PER_TOKEN, Sample, Status
 from slime_cli.buffer.values import NotPlain, plain
 from slime_cli.errors import SlimeError, UsageError
 from slime_cli.hooks import files as hook_files
 from slime_cli.hooks import raised
+from slime_cli.text import nearest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Worker processes that run rewards, so that a hanging, crashing or raising one costs one sample and never the run.
 
 Parent side: :class:`WorkerPool`, used by :class:`slime_cli.rewards.rewards.RewardPool`. Child side:
-:func:`child_main`, a fresh interpreter (``python -m slime_cli.rewards.pool OWNER_PID``; never a fork, since the owner
-has threads). Messages on its stdin and stdout are a 4-byte length and a pickle; what user code prints goes to stderr
-instead.
+:mod:`.pool_child`, a fresh interpreter (never a fork, since the owner has threads), which speaks :mod:`.pool_messages`
+on its stdin and stdout.
 
 Invariants: every submitted job gets exactly one outcome, in bounded time; results are sent one by one, so when a
 worker stops answering its culprit is known (jobs that ran side by side are tried again one at a time to find it); no
@@ -15,33 +14,20 @@ import collections
 import contextlib
 import dataclasses
 import os
-import pickle
 import signal
-import struct
 import sys
 import time
 from collections.abc import Iterable
 from typing import Any
 
 from slime_cli import processes
+from slime_cli.rewards.pool_messages import RewardFailure, decode, encode
 
-LENGTH = struct.Struct("<I")
 MAX_CHUNK = 64
 CHUNK_SECONDS = 0.05
 """A chunk of cheap jobs is sized to take about this long, so that slow ones still spread over the workers."""
 CONCURRENT_GRACE = 2.0
 """Coroutines side by side are timed by the child itself; the parent waits this much longer before it kills."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RewardFailure:
-    """Why a sample has no reward: a value, not an exception, so that its siblings go on."""
-
-    kind: str
-    """``timeout``, ``error`` (it raised), ``crash`` (the worker died) or ``bad_value``."""
-    detail: str
-    trace: str = ""
-    """What it raised, with the lines of the user's code."""
 
 
 CLOSED = RewardFailure("error", "the reward pool was closed before this sample was scored")
@@ -104,25 +90,6 @@ class Lost(Exception):
         self.loading = loading
 
 
-def encode(message: Any) -> bytes:
-    data = pickle.dumps(message, protocol=5)
-    return LENGTH.pack(len(data)) + data
-
-
-def decode(buffer: bytearray) -> list[Any]:
-    """Takes the whole messages off the front of ``buffer``."""
-    out = []
-    place = 0
-    while len(buffer) - place >= LENGTH.size:
-        (size,) = LENGTH.unpack_from(buffer, place)
-        if len(buffer) - place - LENGTH.size < size:
-            break
-        out.append(pickle.loads(memoryview(buffer)[place + LENGTH.size : place + LENGTH.size + size]))
-        place += LENGTH.size + size
-    del buffer[:place]
-    return out
-
-
 class Worker:
     """One child process, seen from the parent."""
 
@@ -133,7 +100,7 @@ class Worker:
     @classmethod
     async def start(cls) -> "Worker":
         process = await asyncio.create_subprocess_exec(
-            *processes.python("slime_cli.rewards.pool", str(os.getpid())),
+            *processes.python("slime_cli.rewards.pool_child", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is the owner's; and a kill takes the function's own children along
@@ -309,9 +276,3 @@ class WorkerPool:
         fail(guilty, lost.failure)
         queue.jobs.extendleft(reversed(again))
         self._wake.set()
-
-
-if __name__ == "__main__":
-    from slime_cli.rewards.pool_child import child_main
-
-    child_main()

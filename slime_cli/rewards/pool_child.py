@@ -1,4 +1,5 @@
-"""The inside of a reward worker (see :mod:`.pool`): reads chunks of jobs, runs them, sends each outcome.
+"""The inside of a reward worker (``python -m slime_cli.rewards.pool_child OWNER_PID``, started by :mod:`.pool`): reads
+chunks of jobs, runs them, sends each outcome. What user code prints goes to stderr.
 
 An outcome is ``(value, changed)`` with plain Python values only, or a RewardFailure. ``changed`` holds the sample
 fields that a user's function modified, so that its owner can carry them over. Imports no torch unless the function
@@ -17,8 +18,8 @@ from typing import Any
 from slime_cli.buffer.values import NotPlain, plain
 from slime_cli.errors import SlimeError
 from slime_cli.hooks import raised
-from slime_cli.process_signals import die_with_parent
-from slime_cli.rewards.pool import LENGTH, RewardFailure
+from slime_cli.processes import die_with
+from slime_cli.rewards.pool_messages import LENGTH, RewardFailure, encode
 
 IMMUTABLE = ("index", "group_index", "part")
 
@@ -40,9 +41,7 @@ def child_main() -> None:
 
 def die_with_owner(owner: int) -> None:
     """SIGKILL when the thread that started this process ends; and first in line when memory runs out."""
-    die_with_parent()
-    if os.getppid() != owner:
-        os._exit(1)
+    die_with(owner)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
 
@@ -53,8 +52,7 @@ def receive(source: Any) -> Any:
 
 
 def send(target: int, message: Any) -> None:
-    data = pickle.dumps(message, protocol=5)
-    data = memoryview(LENGTH.pack(len(data)) + data)
+    data = memoryview(encode(message))
     while data:
         data = data[os.write(target, data) :]
 
@@ -170,3 +168,7 @@ def failure_of(error: BaseException) -> RewardFailure:
     if isinstance(error, SlimeError | GraderError):
         return RewardFailure("error", str(error))
     return RewardFailure("error", raised.sentence(error), raised.trace(error))
+
+
+if __name__ == "__main__":
+    child_main()

@@ -23,7 +23,8 @@ from slime_cli.buffer.types import Sample, Status
 from slime_cli.buffer.values import NotPlain, plain, unstorable
 from slime_cli.errors import SlimeError
 from slime_cli.rewards import graders
-from slime_cli.rewards.pool import RewardFailure, Work, WorkerPool
+from slime_cli.rewards.pool import Work, WorkerPool
+from slime_cli.rewards.pool_messages import RewardFailure
 
 __all__ = ["RewardFailure", "RewardPool"]
 

@@ -20,7 +20,7 @@ from slime_cli.buffer.types import Sample, Status, executions
 from slime_cli.errors import UsageError
 from slime_cli.hooks import kinds as hooks
 from slime_cli.hooks import raised
-from slime_cli.rewards.pool import RewardFailure
+from slime_cli.rewards.pool_messages import RewardFailure
 from slime_cli.rewards.rewards import RewardPool, custom_path
 from slime_cli.rollout import nucleus
 from slime_cli.rollout.boundary import Boundary

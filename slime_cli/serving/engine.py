@@ -7,9 +7,8 @@ import pathlib
 import shutil
 import tempfile
 
-from slime_cli import processes
+from slime_cli import addresses, processes
 from slime_cli.hardware import device as hardware
-from slime_cli.serving import address
 from slime_cli.serving.process import Server
 
 
@@ -24,7 +23,7 @@ class EngineSpec:
     first_device: int
     seed: int
     log: str
-    host: str = address.LOOPBACK
+    host: str = addresses.LOOPBACK
     """Where it listens; empty for the address at which other machines reach the one that runs it."""
 
 
@@ -33,9 +32,9 @@ class Engine:
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
-        host = spec.host or address.reachable()
-        port = address.free_port(host)
-        self.url = address.url(host, port)
+        host = spec.host or addresses.reachable()
+        port = addresses.free_port(host)
+        self.url = addresses.url(host, port)
         argv = processes.python(
             "sglang.launch_server",
             "--model-path",
@@ -95,13 +94,13 @@ def start_router(host: str, port: int, argv: list[str], log: pathlib.Path) -> Se
     command = processes.python(
         "slime_cli.serving.router_main",
         "--host",
-        address.numeric(host),
+        addresses.numeric(host),
         "--port",
         str(port),
         "--prometheus-host",
-        address.LOOPBACK,
+        addresses.LOOPBACK,
         "--prometheus-port",
-        str(address.free_port()),
+        str(addresses.free_port()),
         *argv,
     )
     return Server("router", command, processes.without_proxies(processes.environment()), log)

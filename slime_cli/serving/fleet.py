@@ -15,11 +15,10 @@ from typing import Any
 
 import httpx
 
-from slime_cli import manifests
+from slime_cli import addresses, manifests
 from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import layout
-from slime_cli.serving import address
 from slime_cli.serving.engine import EngineSpec, engine_argv, start_router
 
 START_TIMEOUT = 1800.0
@@ -36,10 +35,10 @@ def _router_defaults(given: list[str]) -> list[str]:
 
 def listening(s: dict[str, Any]) -> tuple[str, int]:
     """Host and port of the router. Raises UsageError where it cannot listen there."""
-    host = address.checked(s["sglang_router_ip"], "--sglang-router-ip")
+    host = addresses.checked(s["sglang_router_ip"], "--sglang-router-ip")
     if s["sglang_router_port"] is None:
-        return host, address.free_port(host)
-    address.require_free(host, s["sglang_router_port"], "--sglang-router-port")
+        return host, addresses.free_port(host)
+    addresses.require_free(host, s["sglang_router_port"], "--sglang-router-port")
     return host, s["sglang_router_port"]
 
 
@@ -75,7 +74,7 @@ class Fleet:
         self.tensor_parallel = s["rollout_num_gpus_per_engine"]
         count = max(1, s["rollout_num_gpus"] // self.tensor_parallel)
         host, port = listening(s)
-        self.router_url = address.url(address.reachable(host), port)
+        self.router_url = addresses.url(addresses.reachable(host), port)
         argv = engine_argv(resolved, model)
         logs = run_dir / layout.LOGS
         self.engines: list = []
@@ -88,7 +87,7 @@ class Fleet:
                 first = first_device(resolved, i, hardware.find())
                 log = str(logs / f"engine-{i}.log")
                 seed = s["rollout_seed"] + i
-                where = address.reachable(host)
+                where = addresses.reachable(host)
                 self.engines.append(
                     launch(EngineSpec(model, tuple(argv), self.tensor_parallel, first, seed, log, where))
                 )

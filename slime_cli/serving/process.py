@@ -11,7 +11,7 @@ import pathlib
 import signal
 import subprocess
 
-from slime_cli.process_signals import die_with_parent
+from slime_cli.processes import die_with_parent
 
 
 class Server:

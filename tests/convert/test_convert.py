@@ -165,11 +165,11 @@ def test_options_that_follow_from_a_config_are_printed_as_a_profile_and_as_flags
     assert "config.json is missing" in refused(3, "derive", "--hf-checkpoint", tmp_path)
 
 
-def test_layers_that_predict_further_tokens_are_kept_and_other_strangers_refused(tmp_path):
+def test_multi_token_prediction_layers_are_kept_and_other_strangers_refused(tmp_path):
     import torch
     from safetensors.torch import load_file, save_file
 
-    from slime_cli.convert.rank import _kept
+    from slime_cli.convert.origin import kept
     from slime_cli.errors import DataError
 
     source = make(tmp_path / "source", False, "float32")
@@ -177,15 +177,15 @@ def test_layers_that_predict_further_tokens_are_kept_and_other_strangers_refused
     further = "model.layers.2.enorm.weight"
     save_file(load_file(path) | {further: torch.ones(3)}, path)
     said: list[str] = []
-    ((name, tensor),) = _kept(source, {further, "model.layers.0.self_attn.rotary_emb.inv_freq"}, 2, said.append)
+    ((name, tensor),) = kept(source, {further, "model.layers.0.self_attn.rotary_emb.inv_freq"}, 2, said.append)
     assert (
         name == further
         and tensor.tolist() == [1, 1, 1]
-        and "1 tensors of layers that predict further tokens" in said[0]
+        and "1 tensors of multi-token-prediction (MTP) layers" in said[0]
     )
-    assert list(_kept(source, {further, f"{further}_scale_inv"}, 2, said.append)) == [] and "left out" in said[1]
+    assert list(kept(source, {further, f"{further}_scale_inv"}, 2, said.append)) == [] and "left out" in said[1]
     with pytest.raises(DataError, match="no place for 1 tensors, the first: model.layers.1.stranger"):
-        list(_kept(source, {"model.layers.1.stranger"}, 2, said.append))
+        list(kept(source, {"model.layers.1.stranger"}, 2, said.append))
 
 
 def test_a_config_does_not_go_on_to_say_that_weights_are_quantised(tied, tmp_path):

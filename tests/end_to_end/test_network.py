@@ -5,8 +5,7 @@ import time
 
 import psutil
 
-from slime_cli import manifests
-from slime_cli.serving import address
+from slime_cli import addresses, manifests
 from tests.end_to_end.conftest import SMALL, start
 
 
@@ -27,7 +26,7 @@ def listening(root: int) -> dict[str, str]:
 
 
 def is_loopback(ip: str) -> bool:
-    return address.is_loopback(ip.removeprefix("::ffff:"))
+    return addresses.is_loopback(ip.removeprefix("::ffff:"))
 
 
 def test_an_endpoint_listens_on_loopback_alone(served):

@@ -5,7 +5,8 @@ import types
 
 import pytest
 
-from slime_cli.serving import address, engine, fleet
+from slime_cli import addresses
+from slime_cli.serving import engine, fleet
 
 
 def test_the_router_s_metrics_stay_on_this_machine_and_a_user_s_own_word_comes_last(monkeypatch, tmp_path):
@@ -101,5 +102,5 @@ def test_engines_listen_where_the_router_s_users_can_reach_them(monkeypatch, tmp
         )
         assert [(e.spec.first_device, e.spec.seed) for e in made.engines] == [(0, 7), (1, 8)]
     with fleet_of(monkeypatch, tmp_path, sglang_router_ip="0.0.0.0") as made:
-        host = address.reachable("0.0.0.0")
+        host = addresses.reachable("0.0.0.0")
         assert {e.spec.host for e in made.engines} == {host} and made.router_url.startswith(f"http://{host}:")

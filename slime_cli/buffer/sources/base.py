@@ -1,4 +1,4 @@
-"""What every prompt source shares: the row contract, slices, query strings and nearest-name hints.
+"""What every prompt source shares: the row contract, slices and query strings.
 
 Callers: :mod:`slime_cli.buffer.sources.open` and the source kinds beside it. Invariants: a row that reaches a caller has
 passed :meth:`RowContract.check`; a row that has not is in ``skipped`` or was raised as a DataError; order is the
@@ -8,7 +8,6 @@ file's order.
 import abc
 import bisect
 import dataclasses
-import difflib
 import json
 import math
 import operator
@@ -17,7 +16,7 @@ import pathlib
 import re
 import urllib.parse
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from slime_cli.buffer.sources.messages import (
@@ -31,6 +30,7 @@ from slime_cli.buffer.sources.messages import (
 from slime_cli.buffer.types import PromptRow
 from slime_cli.buffer.values import unstorable
 from slime_cli.errors import DataError, UsageError
+from slime_cli.text import nearest
 
 SLICE = re.compile(r"^(?P<uri>.*)@\[(?P<inside>[^\[\]]*)\]$", re.DOTALL)
 
@@ -49,12 +49,6 @@ class BadRow:
     def __str__(self) -> str:
         field = f", field {self.field!r}" if self.field else ""
         return f"{self.file}, row {self.row}{field}: {self.reason}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``" (did you mean 'x'?)"`` or an empty string."""
-    hits = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {hits[0]!r}?)" if hits else ""
 
 
 def require_path(path: str) -> pathlib.Path:

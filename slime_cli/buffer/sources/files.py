@@ -24,13 +24,13 @@ from slime_cli.buffer.sources.base import (
     Gaps,
     PromptSource,
     RowContract,
-    nearest,
     parse_query,
     require_path,
 )
 from slime_cli.buffer.sources.messages import RowProblem
 from slime_cli.buffer.types import PromptRow
 from slime_cli.errors import DataError, UsageError
+from slime_cli.text import nearest
 
 MIB = 1 << 20
 CACHED_GROUP_BYTES = 256 * MIB

@@ -13,7 +13,6 @@ from slime_cli.buffer.sources.base import (
     BadRow,
     PromptSource,
     RowContract,
-    nearest,
     require_path,
     split_slice,
 )
@@ -27,6 +26,7 @@ from slime_cli.buffer.sources.files import (
 from slime_cli.buffer.sources.gym import GymSource
 from slime_cli.errors import DataError, UsageError
 from slime_cli.options.derive import evaluation_sets
+from slime_cli.text import nearest
 
 __all__ = ["BadRow", "PromptSource", "evaluations_of", "open_source", "prompts_of"]
 

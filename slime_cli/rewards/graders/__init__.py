@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from slime_cli.buffer.sources.base import nearest
 from slime_cli.errors import UsageError
 from slime_cli.rewards.graders.answers import GraderError, last_boxed
 from slime_cli.rewards.graders.choice import grade_gpqa
@@ -24,6 +23,7 @@ from slime_cli.rewards.graders.mathematics import (
     grade_math_ordered,
 )
 from slime_cli.rewards.graders.text import grade_exact, grade_f1, grade_f1_hotpotqa
+from slime_cli.text import nearest
 
 __all__ = ["BOXED_PREFIX", "GRADERS", "WHOLE_TEXT", "GraderError", "check_rm_type", "grade", "last_boxed", "prepare"]
 

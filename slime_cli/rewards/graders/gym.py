@@ -10,7 +10,7 @@ from slime_cli.rewards.graders.answers import GraderError
 @functools.lru_cache(maxsize=64)
 def gym_task(task: str, arguments: str) -> Any:
     """The task's scorer, configured as the source was. ``arguments`` is JSON, for the cache's sake."""
-    from slime_cli.buffer.sources.gym import make_task, thaw
+    from slime_cli.gym import make_task, thaw
 
     return make_task(task, {**thaw(json.loads(arguments)), "size": 1, "seed": 0})
 
@@ -21,7 +21,7 @@ def task_of(gym: dict[str, Any]) -> Any:
 
 def grade_reasoning_gym(response: str, label: str | None, metadata: dict[str, Any], index: int) -> float:
     """The task's own ``score_answer`` on the stripped response."""
-    from slime_cli.buffer.sources.gym import thaw
+    from slime_cli.gym import thaw
 
     gym = metadata.get("reasoning_gym")
     if not isinstance(gym, dict) or not {"task", "entry"} <= gym.keys():

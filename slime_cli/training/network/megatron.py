@@ -16,10 +16,10 @@ import sys
 import numpy as np
 import torch
 
+from slime_cli import addresses
 from slime_cli.errors import EngineError, UsageError
 from slime_cli.hardware import device as hardware
-from slime_cli.process_signals import die_with_parent
-from slime_cli.serving import address
+from slime_cli.processes import die_with_parent
 
 
 def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
@@ -130,7 +130,7 @@ def _meeting_point(rank: int, world_size: int) -> torch.distributed.TCPStore:
     """Where the ranks find each other. Rank 0 listens on ``MASTER_ADDR`` alone; torch by itself on every interface."""
     host = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
-    if address.is_loopback(host):  # the ranks' own connections stay on this machine as well
+    if addresses.is_loopback(host):  # the ranks' own connections stay on this machine as well
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     listener = None

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from slime_cli.buffer.sources.gym import freeze, thaw
 from slime_cli.buffer.sources.open import open_source
 from slime_cli.errors import DataError, UsageError
+from slime_cli.gym import freeze, thaw
 
 SUMS = "reasoning-gym:basic_arithmetic?min_terms=2&max_terms=2&min_digits=1&max_digits=1&operators=+"
 

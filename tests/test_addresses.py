@@ -5,8 +5,9 @@ import socket
 
 import pytest
 
+from slime_cli import addresses
 from slime_cli.errors import UsageError
-from slime_cli.serving import address, fleet
+from slime_cli.serving import fleet
 
 HAS_IPV6 = (
     pathlib.Path("/proc/net/if_inet6").exists()
@@ -20,7 +21,7 @@ def options(host: str = "127.0.0.1", port: int | None = None) -> dict:
 
 def test_a_free_port_is_none_that_an_outgoing_connection_could_take():
     low, high = map(int, pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    ports = [address.free_port() for _ in range(20)]
+    ports = [addresses.free_port() for _ in range(20)]
     assert not any(low <= port <= high for port in ports) and len(set(ports)) > 15
     with socket.socket() as s:
         s.bind(("127.0.0.1", ports[0]))
@@ -31,8 +32,8 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        monkeypatch.setattr(address.random.SystemRandom, "sample", lambda self, population, k: [port])
-        assert address.free_port() != port
+        monkeypatch.setattr(addresses.random.SystemRandom, "sample", lambda self, population, k: [port])
+        assert addresses.free_port() != port
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
     ],
 )
 def test_a_url_has_brackets_around_ipv6_alone(host, port, written):
-    assert address.url(host, port) == written
+    assert addresses.url(host, port) == written
 
 
 @pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
@@ -82,7 +83,7 @@ def test_an_address_of_no_interface_here_is_refused_in_words(host):
     "everywhere", ["0.0.0.0", pytest.param("::", marks=pytest.mark.skipif(not HAS_IPV6, reason="no IPv6"))]
 )
 def test_all_interfaces_are_named_by_an_address_that_can_be_reached(everywhere):
-    found = address.reachable(everywhere)
+    found = addresses.reachable(everywhere)
     assert found not in ("0.0.0.0", "::")
     family = socket.AF_INET6 if ":" in everywhere else socket.AF_INET
     with (
@@ -97,10 +98,10 @@ def test_without_a_route_the_machine_s_own_name_or_loopback_is_named(monkeypatch
         def connect(self, where):
             raise OSError(101, "Network is unreachable")
 
-    monkeypatch.setattr(address.socket, "socket", Unreachable)
-    monkeypatch.setattr(address.socket, "gethostbyname", lambda name: "10.1.2.3")
-    assert address.reachable("0.0.0.0") == "10.1.2.3" and address.reachable("::") == "::1"
-    assert address.reachable("10.9.9.9") == "10.9.9.9"
+    monkeypatch.setattr(addresses.socket, "socket", Unreachable)
+    monkeypatch.setattr(addresses.socket, "gethostbyname", lambda name: "10.1.2.3")
+    assert addresses.reachable("0.0.0.0") == "10.1.2.3" and addresses.reachable("::") == "::1"
+    assert addresses.reachable("10.9.9.9") == "10.9.9.9"
 
 
 @pytest.mark.parametrize(
@@ -115,4 +116,4 @@ def test_without_a_route_the_machine_s_own_name_or_loopback_is_named(monkeypatch
     ],
 )
 def test_what_counts_as_loopback(host, is_it):
-    assert address.is_loopback(host) is is_it
+    assert addresses.is_loopback(host) is is_it

@@ -1,5 +1,5 @@
-"""One rank of a conversion: ``python -m slime_cli.convert.rank FOLDER OWNER``, started by
-:mod:`slime_cli.convert.convert`.
+"""One rank of a conversion: ``python -m slime_cli.cluster.conversion_rank FOLDER OWNER``, started by
+:mod:`.conversion`.
 
 Reads ``FOLDER/job.json``; rank 0 appends what it does to ``FOLDER/phases``; an error meant for the user goes to
 ``FOLDER/RANK.error.json``. Ends when its owner does.
@@ -16,19 +16,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from slime_cli import disk
-from slime_cli.errors import DataError, SlimeError
-from slime_cli.models import tensors
-from slime_cli.process_signals import die_with_parent
+from slime_cli.convert.convert import Say
+from slime_cli.errors import SlimeError
+from slime_cli.processes import die_with
 
-Say = Callable[[str], None]
+Job = dict[str, Any]
 
 
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     owner = int(sys.argv[2])
-    die_with_parent()
-    if os.getppid() != owner:
-        sys.exit(1)
+    die_with(owner)
     rank = int(os.environ["RANK"])
 
     def say(text: str) -> None:
@@ -46,11 +44,11 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def convert(job: dict[str, Any], rank: int, say: Say) -> None:
-    with_model(job, rank, say, {"hf_to_dist": _to_dist, "dist_to_hf": _to_hf}[job["kind"]])
+def convert(job: Job, rank: int, say: Say) -> None:
+    with_model(job, rank, say, {"hf_to_dist": to_dist, "dist_to_hf": to_hf}[job["kind"]])
 
 
-def with_model(job: dict[str, Any], rank: int, say: Say, work: Callable[..., None]) -> None:
+def with_model(job: Job, rank: int, say: Say, work: Callable[..., None]) -> None:
     """Calls ``work(job, args, model, bridge, say)`` on a model of the job's architecture and layout."""
     say("importing Megatron")
     warnings.filterwarnings("ignore")
@@ -83,7 +81,7 @@ def with_model(job: dict[str, Any], rank: int, say: Say, work: Callable[..., Non
     torch.distributed.destroy_process_group()
 
 
-def argv(base: list[str], job: dict[str, Any]) -> list[str]:
+def argv(base: list[str], job: Job) -> list[str]:
     """Megatron's command line for a job: ``base`` is what every run has."""
     if job["dtype"] == "float32":
         base = [word for word in base if word != "--bf16"]
@@ -109,7 +107,7 @@ def argv(base: list[str], job: dict[str, Any]) -> list[str]:
     return base + job["argv"] + layout + weights
 
 
-def _to_dist(job, args, model, bridge, say) -> None:
+def to_dist(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
     import msgspec
 
     from slime_cli import manifests
@@ -122,9 +120,10 @@ def _to_dist(job, args, model, bridge, say) -> None:
     checkpoint.save(args, job["target"], 0, model, None, None, manifest)
 
 
-def _to_hf(job, args, model, bridge, say) -> None:
+def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
     import torch
 
+    from slime_cli.convert import origin
     from slime_cli.training.network import checkpoint
     from slime_cli.weights import publish
 
@@ -132,14 +131,14 @@ def _to_hf(job, args, model, bridge, say) -> None:
     no_optimizer = types.SimpleNamespace(reload_model_params=lambda: None)
     iteration = checkpoint.load(args, job["load"], model, no_optimizer, None, weights_only=True)
     source = pathlib.Path(job["hf"])
-    dtypes = _dtypes(source)
+    dtypes = origin.dtypes(source)
 
     def named() -> Iterator[tuple[str, torch.Tensor]]:
         missing = set(dtypes)
         for name, tensor in bridge.export(model):
             missing.discard(name)
             yield name, tensor.to(getattr(torch, _DTYPES.get(dtypes.get(name), job["hf_dtype"])))
-        yield from _kept(source, missing, args.num_layers, say)
+        yield from origin.kept(source, missing, args.num_layers, say)
 
     say("writing safetensors")
     target = pathlib.Path(job["target"])
@@ -150,41 +149,6 @@ def _to_hf(job, args, model, bridge, say) -> None:
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Of safetensors. Quantised weights are written in the config's dtype."""
-
-
-def _dtypes(folder: pathlib.Path) -> dict[str, str]:
-    """The dtype of every tensor that the model came with: a router's bias may be float32 in a bfloat16 model."""
-    from safetensors import safe_open
-
-    out = {}
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="numpy") as file:
-            out |= {name: file.get_slice(name).get_dtype() for name in file.keys()}
-    return out
-
-
-def _kept(source: pathlib.Path, missing: set[str], layers: int, say: Say) -> Iterator[tuple[str, Any]]:
-    """Tensors of the model's origin that Megatron's model has no place for and that are still right, unchanged.
-
-    These are the layers that predict further tokens, which are not trained. Raises DataError when others are missing,
-    but for what
-    can be computed anew: rotary frequencies, scales of weights that were quantised, a tied output weight.
-    """
-    from safetensors import safe_open
-
-    further = {name for name in missing if tensors.further(name, layers)}
-    lost = sorted(name for name in missing - further if not tensors.computed(name) and not name.endswith("_scale_inv"))
-    if lost:
-        what = f"Megatron's model has no place for {len(lost)} tensors, the first: {lost[0]}"
-        raise DataError(f"{source}: {what}", "this variant of the architecture is not supported")
-    if any(name.endswith("_scale_inv") for name in further):
-        say("the quantised layers that predict further tokens are left out")
-    elif further:
-        say(f"{len(further)} tensors of layers that predict further tokens are those of {source}")
-        for path in sorted(source.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                for name in sorted(further & set(file.keys())):
-                    yield name, file.get_tensor(name)
 
 
 if __name__ == "__main__":
