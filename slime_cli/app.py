@@ -135,12 +135,13 @@ _USAGE = {
 def own_help(command: str) -> str:
     """slime's own options that ``command`` reads, by group, then how the engines' options are given. Torch-free."""
     from slime_cli.options import own
+    from slime_cli.options.not_yet import NOT_WIRED
 
     usage, rows = _USAGE[command]
     dests, sections = own.READ_BY[command]
     groups: dict[str, list[tuple[str, str]]] = {"": rows}
     for option in own.OPTIONS:
-        if dests is None or option.dest in dests:
+        if (dests is None or option.dest in dests) and option.flag not in NOT_WIRED:
             groups.setdefault(option.group, []).append((_spelling(option), _line(option)))
     lines = [f"Usage: {usage}", "", COMMANDS[command]]
     for group, entries in groups.items():

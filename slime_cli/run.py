@@ -44,7 +44,7 @@ class Conductor:
         self.run_dir = run_dir
         self.screen = screen
         self.rollouts = rollouts or {}
-        self.tracer = Tracer(run_dir, "conductor", enabled=resolved.slime["trace"] == "on")
+        self.tracer = Tracer(run_dir, "conductor", enabled=resolved.slime.trace == "on")
         self.events = asyncio.new_event_loop()
         self.fleet = None
         self.client: RouterClient | None = None
@@ -59,12 +59,12 @@ class Conductor:
         finished = []
         with contextlib.ExitStack() as stack:
             stack.callback(self.tracer.close)
-            source = self.resolved.slime["hf_checkpoint"]
+            source = self.resolved.slime.hf_checkpoint
             self.model = (
                 str(tiny.make(source, self.run_dir / layout.MODEL)) if source.startswith(tiny.PREFIX) else source
             )
-            engines_for = next((options for _, options, _ in stages if options.slime["loss_type"] != "sft_loss"), None)
-            if engines_for is not None and engines_for.slime["rollout_endpoint"]:
+            engines_for = next((options for _, options, _ in stages if options.slime.loss_type != "sft_loss"), None)
+            if engines_for is not None and engines_for.slime.rollout_endpoint:
                 self._attach(engines_for, stack)
             self.screen.say("starting Ray")
             cluster = stack.enter_context(Cluster(self._placement(stages), self.run_dir))
@@ -82,11 +82,11 @@ class Conductor:
 
     def _placement(self, stages):
         """The cluster is laid out for the stage that needs most of it."""
-        return max((options for _, options, _ in stages), key=lambda o: o.slime["rollout_num_gpus"])
+        return max((options for _, options, _ in stages), key=lambda o: o.slime.rollout_num_gpus)
 
     def _attach(self, options, stack: contextlib.ExitStack) -> None:
         """Engines that somebody else owns: claimed and asked whether they can take this model, before all else."""
-        self.fleet = attached = Attached(options.slime["rollout_endpoint"])
+        self.fleet = attached = Attached(options.slime.rollout_endpoint)
         attached.check()
         stack.callback(attached.claim(self._name(), self.screen.say).close)
         dtype = hardware.trainer_dtype(hardware.find().kind, options.megatron)
@@ -99,9 +99,9 @@ class Conductor:
     def _start_serving(self, options, cluster: Cluster, stack: contextlib.ExitStack) -> None:
         """Engines begin to start now and are waited for when the first stage needs them."""
         s = options.slime
-        if not s["rollout_endpoint"]:
+        if not s.rollout_endpoint:
             hardware.check_engine(architecture.read_config(self.model))
-            count = s["rollout_num_gpus"] // s["rollout_num_gpus_per_engine"]
+            count = s.rollout_num_gpus // s.rollout_num_gpus_per_engine
             self.screen.say(f"starting {count} SGLang engine{'s' * (count != 1)} and the router")
             self.fleet = Fleet(options, self.model, self.run_dir, cluster.launch_engine, self.screen.say)
             stack.callback(self.fleet.stop)
@@ -124,7 +124,7 @@ class Conductor:
                 self.endpoint = msgspec.structs.replace(self.fleet.wait_healthy(), **self.described)
             manifests.write(self.run_dir / layout.ENDPOINT, self.endpoint)
             self.screen.say(f"{len(self.endpoint.engines)} engine(s) healthy behind {self.endpoint.router_url}")
-            in_flight = self.resolved.slime["sglang_server_concurrency"] * len(self.endpoint.engines)
+            in_flight = self.resolved.slime.sglang_server_concurrency * len(self.endpoint.engines)
             self.client = RouterClient(self.endpoint.router_url, in_flight, self.fleet.check)
         return self.client
 

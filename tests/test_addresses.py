@@ -7,6 +7,7 @@ import pytest
 
 from slime_cli import addresses
 from slime_cli.errors import UsageError
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.serving import fleet
 
 HAS_IPV6 = (
@@ -15,8 +16,8 @@ HAS_IPV6 = (
 )
 
 
-def options(host: str = "127.0.0.1", port: int | None = None) -> dict:
-    return {"sglang_router_ip": host, "sglang_router_port": port}
+def options(host: str = "127.0.0.1", port: int | None = None) -> SlimeOptions:
+    return SlimeOptions(sglang_router_ip=host, sglang_router_port=port)
 
 
 def test_a_free_port_is_none_that_an_outgoing_connection_could_take():

@@ -57,12 +57,12 @@ class Cluster:
     def __init__(self, resolved, run_dir: pathlib.Path):
         s = resolved.slime
         self.run_dir = run_dir
-        self.trace = s["trace"] == "on"
+        self.trace = s.trace == "on"
         self.device = hardware.find()
-        self.ranks = s["actor_num_nodes"] * s["actor_num_gpus_per_node"]
-        self.engine_devices = s["rollout_num_gpus"]
-        self.per_engine = s["rollout_num_gpus_per_engine"]
-        self.colocate = s["colocate"]
+        self.ranks = s.actor_num_nodes * s.actor_num_gpus_per_node
+        self.engine_devices = s.rollout_num_gpus
+        self.per_engine = s.rollout_num_gpus_per_engine
+        self.colocate = s.colocate
         bundles = max(self.ranks, self.engine_devices) if self.colocate else self.ranks + self.engine_devices
         self.working_directory = os.getcwd()
         self.ray = ray = join.start(run_dir / layout.LOGS, max(os.cpu_count() or 1, bundles))

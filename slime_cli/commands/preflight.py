@@ -57,9 +57,7 @@ def check(resolved: Resolved, run_dir: pathlib.Path, say: Say, planning: bool = 
     opened: list[Any] = []
     lacking = [_lacking(stage) if planning else [] for stage in stages(resolved)]
     for dest, value in dict.fromkeys(pair for pairs in lacking for pair in pairs):
-        if (
-            dest != "load" or not resolved.slime["ref_load"]
-        ):  # beside that one, it may be a folder that is yet to be made
+        if dest != "load" or not resolved.slime.ref_load:  # beside that one, it may be a folder that is yet to be made
             say(f"not on this machine: {own.flag(dest)} {value}")
     for look in _looks(resolved, run_dir, say, planning, opened, lacking):
         try:
@@ -79,7 +77,7 @@ def config(model: str) -> dict[str, Any]:
 def derived(resolved: Resolved) -> dict[str, Any] | None:
     """Megatron's options that follow from the model; None where that is not known, or the model is not there."""
     try:
-        return architecture.megatron_args(config(resolved.slime["hf_checkpoint"]))
+        return architecture.megatron_args(config(resolved.slime.hf_checkpoint))
     except SlimeError:
         return None
 
@@ -95,8 +93,8 @@ def _looks(
     """``lacking``: for each stage what is not looked at, since it is not here."""
     found: dict[str, Any] = {}
     each = [_without(stage, named) for stage, named in zip(stages(resolved), lacking, strict=True)]
-    if ("hf_checkpoint", resolved.slime["hf_checkpoint"]) not in lacking[0]:
-        yield lambda: found.update(_model(resolved.slime["hf_checkpoint"], each, say))
+    if ("hf_checkpoint", resolved.slime.hf_checkpoint) not in lacking[0]:
+        yield lambda: found.update(_model(resolved.slime.hf_checkpoint, each, say))
     for stage, named in zip(each, lacking, strict=True):
         if found:
             yield lambda: _fits(stage, found)
@@ -106,14 +104,14 @@ def _looks(
         yield lambda: opened.append(_data(stage, planning, named))
         yield lambda: _functions(stage)
     yield lambda: _folders(resolved, run_dir, say if planning else None)
-    if any(stage.slime[name] for stage in each for name in ("load", "ref_load", "opd_teacher_load", "save")):
+    if any(getattr(stage.slime, name) for stage in each for name in ("load", "ref_load", "opd_teacher_load", "save")):
         yield lambda: _starts(resolved, each, run_dir)
 
 
 def _lacking(stage: Resolved) -> Named:
     """What the options name and this machine does not have."""
     s = stage.slime
-    named = [(dest, s[dest]) for dest in (*PATHS, "prompt_data", "custom_rm_path", *HOOKS) if s[dest]]
+    named = [(dest, getattr(s, dest)) for dest in (*PATHS, "prompt_data", "custom_rm_path", *HOOKS) if getattr(s, dest)]
     named += [("eval_prompt_data", uri) for _, uri in evaluation_sets(s)]
     return [(dest, value) for dest, value in named if not _is_here(dest, value)]
 
@@ -133,7 +131,7 @@ def _is_here(dest: str, value: str) -> bool:
 def _without(stage: Resolved, lacking: Named) -> Resolved:
     """The stage as if these options were not given; its model and its data keep their names."""
     taken = {dest: None for dest, _ in lacking if dest not in ("hf_checkpoint", *SOURCES)}
-    return dataclasses.replace(stage, slime=stage.slime | taken)
+    return dataclasses.replace(stage, slime=dataclasses.replace(stage.slime, **taken))
 
 
 def _run_dir(resolved: Resolved, run_dir: pathlib.Path) -> None:
@@ -150,7 +148,7 @@ def _model(model: str, each: list[Resolved], say: Say) -> dict[str, Any]:
     if not model.startswith(tiny.PREFIX):
         from slime_cli.commands import doctor_checkpoint as checkpoint
 
-        chat = any(stage.slime["apply_chat_template"] for stage in each)
+        chat = any(stage.slime.apply_chat_template for stage in each)
         needed = (checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.IDS, checkpoint.WEIGHTS)
         checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,) if chat else ())
     return config(model)
@@ -161,22 +159,22 @@ def _fits(stage: Resolved, found: dict[str, Any]) -> None:
     from slime_cli.commands import train_data
 
     s = stage.slime
-    model = stage.slime["hf_checkpoint"]
+    model = stage.slime.hf_checkpoint
     architecture.to_derive(found, stage.megatron, model)
-    if s["megatron_config_path"] and s["advantage_estimator"] == "ppo":
-        of_critic = roles.read(s["megatron_config_path"], "critic")
+    if s.megatron_config_path and s.advantage_estimator == "ppo":
+        of_critic = roles.read(s.megatron_config_path, "critic")
         architecture.to_derive(found, stage.megatron | of_critic, f"{model}, for the critic,")
-    if s["loss_type"] == "sft_loss":
+    if s.loss_type == "sft_loss":
         return
     context = architecture.context_length(found, stage.sglang.get("context_length"))
     if context is not None:
         train_data.check_lengths(s, context)
     rows = architecture.rows(found)
-    if s["use_top_p_replay"] and s["rollout_top_k"] > rows:
+    if s.use_top_p_replay and s.rollout_top_k > rows:
         fix = "lower it: the engine is asked for so many tokens"
-        raise UsageError(f"--rollout-top-k {s['rollout_top_k']} with a vocabulary of {rows}", fix)
+        raise UsageError(f"--rollout-top-k {s.rollout_top_k} with a vocabulary of {rows}", fix)
     for name in ("use_routing_replay", "use_rollout_routing_replay"):
-        if s[name]:
+        if getattr(s, name):
             architecture.routed_experts(found, f"--{name.replace('_', '-')}: {model}")
 
 
@@ -185,7 +183,7 @@ def _machine(stage: Resolved, found: dict[str, Any], instead: Say | None) -> Non
     if os.environ.get("RAY_ADDRESS"):
         return
     try:
-        if stage.slime["loss_type"] != "sft_loss" and not stage.slime["rollout_endpoint"]:
+        if stage.slime.loss_type != "sft_loss" and not stage.slime.rollout_endpoint:
             hardware.check_engine(found)
         hardware.check_trainer(bool(stage.megatron.get("optimizer_cpu_offload")))
     except UsageError as error:
@@ -221,21 +219,21 @@ def _folders(resolved: Resolved, run_dir: pathlib.Path, instead: Say | None) -> 
 def _endpoint(stage: Resolved) -> None:
     """Engines and teacher of other processes are there."""
     s = stage.slime
-    if s["loss_type"] == "sft_loss":
+    if s.loss_type == "sft_loss":
         return
-    if s["rollout_endpoint"]:
+    if s.rollout_endpoint:
         from slime_cli.serving.attached import Attached
 
-        Attached(s["rollout_endpoint"]).check()
-    if s["use_opd"] and s["opd_type"] == "sglang" and s["opd_teacher_url"]:
+        Attached(s.rollout_endpoint).check()
+    if s.use_opd and s.opd_type == "sglang" and s.opd_teacher_url:
         from slime_cli.rollout import teacher
 
-        teacher.address(s["opd_teacher_url"])
+        teacher.address(s.opd_teacher_url)
 
 
 def made(stage: Resolved) -> list[str]:
     """Sources of prompts that are made, not read: the library that makes them takes seconds to import."""
-    uris = [stage.slime["prompt_data"] or "", *(uri for _, uri in evaluation_sets(stage.slime))]
+    uris = [stage.slime.prompt_data or "", *(uri for _, uri in evaluation_sets(stage.slime))]
     return [uri for uri in uris if uri.startswith("reasoning-gym:")]
 
 
@@ -250,15 +248,15 @@ def _data(stage: Resolved, planning: bool, lacking: Named) -> Any:
 def _functions(stage: Resolved) -> None:
     """Built-in rewards by name, users' functions by import."""
     s = stage.slime
-    if s["loss_type"] == "sft_loss":
+    if s.loss_type == "sft_loss":
         return
-    if s["rm_type"] and not s["custom_rm_path"]:
+    if s.rm_type and not s.custom_rm_path:
         from slime_cli.rewards import graders
 
-        graders.check_rm_type(s["rm_type"])
-    of_reward = {"custom_rm_path": "group_reward" if s["group_rm"] else "reward"}
+        graders.check_rm_type(s.rm_type)
+    of_reward = {"custom_rm_path": "group_reward" if s.group_rm else "reward"}
     for option, kind in (of_reward | HOOKS).items():
-        if s[option]:
+        if getattr(s, option):
             from slime_cli.hooks import kinds as hooks
 
-            hooks.load(s[option], kind)
+            hooks.load(getattr(s, option), kind)

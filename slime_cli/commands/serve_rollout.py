@@ -26,10 +26,10 @@ def run(argv: list[str]) -> int:
     resolved = resolve(line.rest, line.profiles, "serve-rollout")
     warnings = checks.check(resolved)
     installed.require(*installed.SERVING)
-    run_dir = pathlib.Path(resolved.slime["run_dir"] or "runs/serve").resolve()
+    run_dir = pathlib.Path(resolved.slime.run_dir or "runs/serve").resolve()
     folders.refuse_second(run_dir)
     screen = Screen()
-    model = resolved.slime["hf_checkpoint"]
+    model = resolved.slime.hf_checkpoint
     if not model.startswith(tiny.PREFIX):  # a tiny one is made whole, in the run directory
         _check_model(resolved, model, screen.say)
     hardware.check_engine(preflight.config(model))

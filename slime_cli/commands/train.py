@@ -16,7 +16,7 @@ def run(argv: list[str]) -> int:
     line = arguments.split(argv)
     resolved = resolve(line.rest, line.profiles, "train")
     warnings = checks.check(resolved)
-    run_dir = pathlib.Path(resolved.slime["run_dir"] or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    run_dir = pathlib.Path(resolved.slime.run_dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     if line.dry_run:
         return _dry_run(resolved, run_dir, warnings, line.verbose)
 
@@ -80,7 +80,7 @@ def _check_disks(resolved: Resolved, run_dir: pathlib.Path) -> list[str]:
     stages = folders.stages(resolved, run_dir)
     for _, options, folder in stages:
         saving.check_folders(options.slime, folder, run_dir)
-    model = resolved.slime["hf_checkpoint"]
+    model = resolved.slime.hf_checkpoint
     if model.startswith(tiny.PREFIX):
         return []
     config = preflight.config(model)

@@ -5,10 +5,10 @@ import contextlib
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from slime_cli.buffer.sources.open import PromptSource, evaluations_of, prompts_of
 from slime_cli.errors import UsageError
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
 from slime_cli.rollout import template, usable
 
@@ -22,7 +22,7 @@ Sources = tuple[PromptSource | None, list[PromptSource | None]]
 def check(stages: list[tuple[str, Resolved, Sources]], say: Say) -> dict[str, int]:
     """Rollouts of each stage that runs for a number of epochs, by its name. Raises DataError for data that cannot be
     used."""
-    with _model(stages[0][1].slime["hf_checkpoint"]) as model:
+    with _model(stages[0][1].slime.hf_checkpoint) as model:
         return {
             name: rollouts
             for name, stage, (prompts, evaluations) in stages
@@ -30,10 +30,10 @@ def check(stages: list[tuple[str, Resolved, Sources]], say: Say) -> dict[str, in
         }
 
 
-def sources(s: dict[str, Any], left_out: Sequence[str] = ()) -> Sources:
+def sources(s: SlimeOptions, left_out: Sequence[str] = ()) -> Sources:
     """Opens the sources of a stage, but for those ``left_out``. Raises UsageError or DataError for one that is
     unfit."""
-    prompts = None if s["prompt_data"] in left_out else prompts_of(s)
+    prompts = None if s.prompt_data in left_out else prompts_of(s)
     return prompts, evaluations_of(s, left_out)
 
 
@@ -58,17 +58,17 @@ def _look(
     from slime_cli.rollout.supervised import SupervisedRenderer
 
     s = stage.slime
-    policy = stage.slime["loss_type"] != "sft_loss"
-    if s["apply_chat_template"] and not policy and not s["rollout_stop"] and not s["rollout_stop_token_ids"]:
+    policy = stage.slime.loss_type != "sft_loss"
+    if s.apply_chat_template and not policy and not s.rollout_stop and not s.rollout_stop_token_ids:
         template.require_end(pathlib.Path(model))
     given = stage.sglang.get("context_length") if policy else None
     context = architecture.context_length(architecture.read_config(model), given)
     if policy and context is not None:
         check_lengths(s, context)
     renderer = (Renderer if policy else SupervisedRenderer)(model, RenderOptions.of(s, context), say)
-    skip = s["on_bad_row"] == "skip"
-    epochs = None if s["num_rollout"] is not None else s["num_epoch"]
-    left_out = skip or s["rollout_max_prompt_len"] is not None
+    skip = s.on_bad_row == "skip"
+    epochs = None if s.num_rollout is not None else s.num_epoch
+    left_out = skip or s.rollout_max_prompt_len is not None
     if epochs and left_out and len(prompts) > usable.ROWS:
         say(f"{name}--num-epoch counts the rows that can be used among {len(prompts):,}")
     found = usable.look(
@@ -82,10 +82,10 @@ def _look(
     return _rollouts(name, stage, len(prompts) if not left_out else found.usable, epochs, prompts, say)
 
 
-def check_lengths(s: dict, context: int) -> None:
+def check_lengths(s: SlimeOptions, context: int) -> None:
     """The longest prompt and answer must fit the model's context."""
-    prompt = s["rollout_max_prompt_len"] or 1
-    answer = s["rollout_max_response_len"]
+    prompt = s.rollout_max_prompt_len or 1
+    answer = s.rollout_max_response_len
     if answer and prompt + answer > context:
         lengths = f"--rollout-max-prompt-len {prompt} + --rollout-max-response-len {answer}"
         raise UsageError(f"{lengths} is more than the model's {context} positions", "lower one of them")
@@ -98,13 +98,13 @@ def _report(name: str, source: PromptSource, found: usable.Usable, say: Say) -> 
 
 
 def _rollouts(name: str, stage: Resolved, rows: int, epochs: int, prompts: PromptSource, say: Say) -> int:
-    batch = stage.slime["rollout_batch_size"]
+    batch = stage.slime.rollout_batch_size
     rollouts, rest = usable.rollouts(prompts.name, rows, epochs, batch)
     unusable = f" of {len(prompts)}" if rows < len(prompts) else ""
     over = f"; {rest} are left over" if rest else ""
     again = (
         "; prompts that a filter leaves out are made up for by dealing on, into another pass"
-        if stage.slime["dynamic_sampling_filter_path"]
+        if stage.slime.dynamic_sampling_filter_path
         else ""
     )
     passes = f"--num-epoch {epochs} over {rows}{unusable} rows"

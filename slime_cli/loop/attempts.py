@@ -97,7 +97,7 @@ def earlier(resolved: Resolved, folder: pathlib.Path) -> manifests.Run | None:
 def _options(resolved: Resolved) -> dict:
     """As ``run.json`` has them."""
     names = ("slime", "megatron", "sglang", "router", "stages")
-    return json.loads(json.dumps({name: getattr(resolved, name) for name in names}, default=str))
+    return json.loads(json.dumps({name: resolved.values(name) for name in names}, default=str))
 
 
 def claim(resolved: Resolved, folder: str | os.PathLike) -> manifests.Run:

@@ -15,6 +15,7 @@ from slime_cli.buffer.sources.open import evaluations_of
 from slime_cli.buffer.types import PromptRow, RowError
 from slime_cli.manifests import layout
 from slime_cli.options.derive import evaluation_sets
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.rollout.chat import Rendered
 from slime_cli.rollout.evaluate import evaluate
 from slime_cli.rollout.generate import Generator
@@ -25,7 +26,7 @@ Render = Callable[[PromptRow], Rendered | None]
 class Evaluations:
     """``conductor`` waits for them and shows how far they are; ``s``: slime's options by dest."""
 
-    def __init__(self, name: str, s: dict[str, Any], folder: pathlib.Path, conductor: Any):
+    def __init__(self, name: str, s: SlimeOptions, folder: pathlib.Path, conductor: Any):
         self.name = name
         self.s = s
         self.folder = folder
@@ -56,7 +57,7 @@ class Evaluations:
         try:
             return render(row)
         except RowError as error:
-            if self.s["on_bad_row"] != "skip":
+            if self.s.on_bad_row != "skip":
                 raise
             self.conductor.screen.say(f"evaluation leaves out {error.message}")
             return None

@@ -55,7 +55,7 @@ class Stage:
         self.start_from = start_from
         self.s = options.slime
         self.args = args_namespace(options)
-        self.policy = self.s["loss_type"] != "sft_loss"
+        self.policy = self.s.loss_type != "sft_loss"
         self.say = conductor.screen.say
         self.span = conductor.tracer.span
         self.evaluations = Evaluations(name, self.s, folder, conductor)
@@ -85,8 +85,8 @@ class Stage:
             self.version = version_name(self.step)
             return
         refuse_others(self.saver.root, self.journal)
-        if self.policy and self.s["use_opd"] and self.s["opd_type"] == "sglang":
-            self.teacher = Teacher(self.s["opd_teacher_url"], self.s["opd_teacher_timeout"])
+        if self.policy and self.s.use_opd and self.s.opd_type == "sglang":
+            self.teacher = Teacher(self.s.opd_teacher_url, self.s.opd_teacher_timeout)
             self.conductor.wait(
                 self.teacher.check(self.renderer.tokenizer, architecture.vocabulary(self.conductor.model))
             )
@@ -95,7 +95,7 @@ class Stage:
         if self.policy:
             self._prepare_generator()
             self._send(behind) if behind else self._publish()
-            if not self.s["skip_eval_before_train"] and not first:
+            if not self.s.skip_eval_before_train and not first:
                 self._evaluate()
         stopped = self.journal.get("stopped")
         if stopped is not None and first > stopped:
@@ -150,7 +150,7 @@ class Stage:
         found = self.source.fingerprint()
         if known is not None and known != found:
             raise DataError(
-                f"{s['prompt_data']} changed since this run began", "restore the data or start another --run-dir"
+                f"{s.prompt_data} changed since this run began", "restore the data or start another --run-dir"
             )
         self.journal.put("source", found)
         self.saver = Saver(s, self.folder, self.conductor.run_dir, self.journal, self.trainers, self.span)
@@ -163,26 +163,26 @@ class Stage:
         self.buffer = DataBuffer(
             self.journal,
             self.source,
-            samples_per_prompt=s["n_samples_per_prompt"],
-            shuffle=s["rollout_shuffle"],
-            seed=s["rollout_seed"],
+            samples_per_prompt=s.n_samples_per_prompt,
+            shuffle=s.rollout_shuffle,
+            seed=s.rollout_seed,
             render=render,
-            on_bad_row=s["on_bad_row"],
+            on_bad_row=s.on_bad_row,
             say=self.say,
         )
         self._drop_rollouts()
-        self.failures = Failures(s["max_groups_without_progress"], lambda text: self.say(f"{self.name}: {text}"))
+        self.failures = Failures(s.max_groups_without_progress, lambda text: self.say(f"{self.name}: {text}"))
 
     def _drop_rollouts(self) -> None:
         """``--drop-rollouts``: what an earlier attempt made and could not train."""
-        for rollout_id in self.s["drop_rollouts"] or ():
+        for rollout_id in self.s.drop_rollouts or ():
             found = self.buffer.drop_batch(rollout_id)
             what = f"dropped, {found} executions" if found else "no such batch waits to be trained"
             self.say(f"{self.name}: --drop-rollouts {rollout_id}: {what}")
 
     def _num_rollouts(self) -> int:
-        if self.s["num_rollout"] is not None:
-            return self.s["num_rollout"]
+        if self.s.num_rollout is not None:
+            return self.s.num_rollout
         return self.conductor.rollouts[self.name]
 
     def _prepare_trainers(self, committed, behind: pathlib.Path | None) -> None:
@@ -200,9 +200,9 @@ class Stage:
                 start = self.start_from or resuming.start(s, self.say)
             others = {}
             if settings.reference:
-                others["reference"] = self.saver.updated_reference() or (s["ref_load"] if s["load"] else None)
+                others["reference"] = self.saver.updated_reference() or (s.ref_load if s.load else None)
             if settings.use_opd and settings.opd_type == "megatron":
-                others["teacher"] = s["opd_teacher_load"]
+                others["teacher"] = s.opd_teacher_load
             if start or not committed:
                 self.say(f"{self.name}: the weights of {start or self.conductor.model}")
             if start:
@@ -243,7 +243,7 @@ class Stage:
 
     def _routed_experts_shape(self) -> list[int] | None:
         """[layers, experts a token] with ``--use-rollout-routing-replay``."""
-        if not self.s["use_rollout_routing_replay"]:
+        if not self.s.use_rollout_routing_replay:
             return None
         model = self.conductor.model
         where = f"--use-rollout-routing-replay: {model}"
@@ -251,7 +251,7 @@ class Stage:
 
     def _critic_argv(self) -> list[str]:
         """The policy's options with those that ``--megatron-config-path`` gives the critic."""
-        path = self.s["megatron_config_path"]
+        path = self.s.megatron_config_path
         given = roles.read(path, "critic") if path else {}
         return self._megatron_argv(dataclasses.replace(self.options, megatron=self.options.megatron | given))
 
@@ -269,7 +269,7 @@ class Stage:
             samples, dropped = self._batch(rollout_id)
             self.saver.commit(wait=False)
             with self.span("train"):
-                batch = columns(samples, self.s["reward_key"], rollout_folder(self.folder, rollout_id))
+                batch = columns(samples, self.s.reward_key, rollout_folder(self.folder, rollout_id))
                 steps = self._steps(batch, rollout_id)
                 found = self._train(batch, rollout_id)
             self._check_engines(rollout_id, found)
@@ -286,7 +286,7 @@ class Stage:
             if (
                 last
                 or stopped
-                or (rollout_id + 1) % (self.s["save_interval"] or 1) == 0
+                or (rollout_id + 1) % (self.s.save_interval or 1) == 0
                 or self.saver.reference_due(rollout_id)
             ):
                 self.saver.save(seconds=self.seconds(), stopped=stopped)
@@ -314,7 +314,7 @@ class Stage:
         The difference is there only for a rollout that the trainer's own weights generated
         (:attr:`MicroBatch.on_policy`).
         """
-        bound = self.s["max_logprob_diff"]
+        bound = self.s.max_logprob_diff
         mean = found.get("train_rollout_logprob_abs_diff")
         if bound is not None and mean is not None and mean > bound:
             raise EngineError(
@@ -326,7 +326,7 @@ class Stage:
 
     def _steps(self, batch: TrainBatch, rollout_id: int) -> list[range]:
         """Places of each optimizer step's samples in the batch."""
-        steps = packing.split_steps(batch.sample_index_N.tolist(), self.s["num_steps_per_rollout"] or 1)
+        steps = packing.split_steps(batch.sample_index_N.tolist(), self.s.num_steps_per_rollout or 1)
         if not all(steps):
             raise DataError(
                 f"{len(set(batch.sample_index_N.tolist()))} samples are left for --num-steps-per-rollout {len(steps)}",
@@ -337,7 +337,7 @@ class Stage:
 
     def _low_enough(self, line: dict) -> bool:
         """``--stop-at-loss`` is reached."""
-        target = self.s["stop_at_loss"]
+        target = self.s.stop_at_loss
         return not self.policy and target is not None and line["train/loss"] <= target
 
     def _batch(self, rollout_id: int) -> tuple[list[Sample], collections.Counter]:
@@ -362,15 +362,14 @@ class Stage:
         have; they are
         dropped in the journal, with the reason."""
         unfit = unlike_the_others(samples)
-        if self.s["oversize"] == "drop" and self.s["use_dynamic_batch_size"]:
+        if self.s.oversize == "drop" and self.s.use_dynamic_batch_size:
             ranks = self.options.megatron.get("context_parallel_size", 1)  # they share a pack
             gone = {index for indices in unfit.values() for index in indices}
             unfit["oversize"] = list(
                 executions(
                     s
                     for s in samples
-                    if packing.padded(len(s.tokens), ranks) > self.s["max_tokens_per_gpu"] * ranks
-                    and s.index not in gone
+                    if packing.padded(len(s.tokens), ranks) > self.s.max_tokens_per_gpu * ranks and s.index not in gone
                 )
             )
         for reason, indices in unfit.items():
@@ -391,7 +390,7 @@ class Stage:
 
     def _supervised(self, rollout_id: int) -> tuple[list[Group], collections.Counter]:
         return (
-            lease_examples(self.buffer, self.boundary, self.s["rollout_batch_size"], rollout_id),
+            lease_examples(self.buffer, self.boundary, self.s.rollout_batch_size, rollout_id),
             collections.Counter(),
         )
 
@@ -451,7 +450,7 @@ class Stage:
         folder = publish.folder(self.folder, self.step)
         with self.span("publish"):
             self.trainers.call("publish", str(folder), version_name(self.step))
-            if self.s["keep_old_actor"]:
+            if self.s.keep_old_actor:
                 self.trainers.call("keep", "old_actor")
         self._send(folder)
 

@@ -12,7 +12,6 @@ import contextlib
 import json
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from slime_cli import manifests
 from slime_cli.buffer.journal import Commit, Journal, Rollback
@@ -20,32 +19,29 @@ from slime_cli.errors import DataError
 from slime_cli.loop import saving
 from slime_cli.loop.attempts import StageOf
 from slime_cli.manifests import checkpoints, layout, pickles
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.tracing.reading import metrics_of
 from slime_cli.training.settings import Settings
 
 Say = Callable[[str], None]
 
 
-def start_root(s: dict[str, Any]) -> str | None:
+def start_root(s: SlimeOptions) -> str | None:
     """``--load``, or ``--ref-load`` when the former holds no checkpoint yet, not even a damaged one."""
-    load = s["load"]
-    fallback = s["ref_load"]
-    return fallback if not load or fallback and s["ckpt_step"] is None and not checkpoints.any_in(load) else load
+    load = s.load
+    fallback = s.ref_load
+    return fallback if not load or fallback and s.ckpt_step is None and not checkpoints.any_in(load) else load
 
 
-def start(s: dict[str, Any], say: Say) -> str | None:
+def start(s: SlimeOptions, say: Say) -> str | None:
     """The checkpoint that the first stage starts from; None for the HF weights alone."""
     root = start_root(s)
-    return root and str(checkpoints.complete(root, say, s["ckpt_step"] if root == s["load"] else None))
+    return root and str(checkpoints.complete(root, say, s.ckpt_step if root == s.load else None))
 
 
-def needs_start(s: dict[str, Any], commits: Sequence[Commit]) -> bool:
+def needs_start(s: SlimeOptions, commits: Sequence[Commit]) -> bool:
     """The weights that the stage begins with are needed: it has not committed, or they are its reference for good."""
-    kept = (
-        Settings.from_options(s).reference
-        and not (s["load"] and s["ref_load"])
-        and saving.reference(s, commits) is None
-    )
+    kept = Settings.from_options(s).reference and not (s.load and s.ref_load) and saving.reference(s, commits) is None
     return not commits or kept
 
 
@@ -65,10 +61,10 @@ def check_starts(stages: Sequence[StageOf], run_dir: pathlib.Path) -> None:
         if number == 0 and needs_start(s, commits):
             _safe(start(s, lambda text: None))
         settings = Settings.from_options(s)
-        if settings.reference and s["load"] and s["ref_load"] and saving.reference(s, commits) is None:
-            _safe(checkpoints.complete(s["ref_load"]))
-        if settings.use_opd and s["opd_teacher_load"]:
-            _safe(checkpoints.complete(s["opd_teacher_load"]))
+        if settings.reference and s.load and s.ref_load and saving.reference(s, commits) is None:
+            _safe(checkpoints.complete(s.ref_load))
+        if settings.use_opd and s.opd_teacher_load:
+            _safe(checkpoints.complete(s.opd_teacher_load))
 
 
 def _safe(checkpoint: str | pathlib.Path | None) -> None:
@@ -94,7 +90,7 @@ def prepare(stages: Sequence[StageOf], run_dir: pathlib.Path, say: Say) -> None:
         )
 
 
-def _whole(name: str, s: dict[str, Any], folder: pathlib.Path, journal: Journal, say: Say) -> None:
+def _whole(name: str, s: SlimeOptions, folder: pathlib.Path, journal: Journal, say: Say) -> None:
     """The stage's last commit is in a whole checkpoint, if need be after a rollback."""
     commits = journal.commits()
     found = _damage(s, commits[-1].checkpoint)
@@ -103,7 +99,7 @@ def _whole(name: str, s: dict[str, Any], folder: pathlib.Path, journal: Journal,
     to = next((c for c in reversed(commits) if not _damage(s, c.checkpoint)), None)
     reason = f"{commits[-1].checkpoint}: {found}"
     back = f"step {to.step}, in {to.checkpoint}" if to else "its begin, for no checkpoint of it is whole"
-    if s["on_damaged_checkpoint"] != "rollback":
+    if s.on_damaged_checkpoint != "rollback":
         raise DataError(
             f"{name}: the last commit, step {commits[-1].step}, is in a damaged checkpoint: {reason}",
             f"restore it, or give --on-damaged-checkpoint rollback to go back to {back}, and train again what came"
@@ -120,8 +116,8 @@ def _whole(name: str, s: dict[str, Any], folder: pathlib.Path, journal: Journal,
     say(f"{name}: rolled back to {back}: {told(done)}")
     if lost:
         why = (
-            f"--keep-rollouts {s['keep_rollouts']} removed them"
-            if s["keep_rollouts"]
+            f"--keep-rollouts {s.keep_rollouts} removed them"
+            if s.keep_rollouts
             else "their files are missing or damaged"
         )
         say(
@@ -136,9 +132,9 @@ def told(done: Rollback) -> str:
     return f"{done.again:,} samples are trained again from their batches{dropped}"
 
 
-def _damage(s: dict[str, Any], checkpoint: str) -> str:
+def _damage(s: SlimeOptions, checkpoint: str) -> str:
     found = checkpoints.damage(checkpoint)
-    if not found and s["advantage_estimator"] == "ppo" and s["loss_type"] != "sft_loss":
+    if not found and s.advantage_estimator == "ppo" and s.loss_type != "sft_loss":
         critic = checkpoints.damage(layout.critic(checkpoint))
         found = critic and f"its critic's, {layout.critic(checkpoint)}: {critic}"
     return found

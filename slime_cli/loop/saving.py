@@ -22,6 +22,7 @@ from slime_cli.hardware import device as hardware
 from slime_cli.manifests import checkpoints, layout
 from slime_cli.models import architecture
 from slime_cli.options import memory
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
 
 
@@ -51,24 +52,22 @@ KEEP_WEIGHTS = 2
 """Published versions that stay, besides those that a resume may need."""
 
 
-def root(s: dict[str, Any], folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
+def root(s: SlimeOptions, folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
     """The folder of a stage's checkpoints. In ``--save`` each stage of a run with several has a folder of its own, as
     in the run directory."""
-    return (
-        pathlib.Path(s["save"]) / folder.relative_to(run_dir) if s["save"] else folder / layout.CHECKPOINTS
-    ).resolve()
+    return (pathlib.Path(s.save) / folder.relative_to(run_dir) if s.save else folder / layout.CHECKPOINTS).resolve()
 
 
 def check_folders(
-    s: dict[str, Any],
+    s: SlimeOptions,
     folder: pathlib.Path,
     run_dir: pathlib.Path,
     check: Callable[[pathlib.Path, str], None] = disk.writable,
 ) -> None:
     """Raises UsageError when ``--save`` or ``--save-hf`` cannot be written to, as ``check`` finds it."""
-    if s["save"]:
+    if s.save:
         check(root(s, folder, run_dir), "--save")
-    if s["save_hf"]:
+    if s.save_hf:
         check(exports(s), "--save-hf")
 
 
@@ -82,9 +81,9 @@ def refuse_others(root: pathlib.Path, journal: Journal | None) -> None:
         )
 
 
-def exports(s: dict[str, Any]) -> pathlib.Path:
+def exports(s: SlimeOptions) -> pathlib.Path:
     """The folder that all of ``--save-hf`` is in: as far as it has no {rollout_id}."""
-    parts = pathlib.Path(s["save_hf"]).parts
+    parts = pathlib.Path(s.save_hf).parts
     return pathlib.Path(*itertools.takewhile(lambda part: "{" not in part, parts)).resolve()
 
 
@@ -100,35 +99,35 @@ def room(
     half = (config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
     parameters = found["parameters"]
     master = half and hardware.find().kind == "cuda"
-    moments = 0 if s["use_stateless_adam"] else 8
+    moments = 0 if s.use_stateless_adam else 8
     each = (2 if master else 4) + (0 if megatron.get("no_save_optim") else moments + (4 if master else 0))
-    networks = 2 if s["advantage_estimator"] == "ppo" and s["loss_type"] != "sft_loss" else 1
+    networks = 2 if s.advantage_estimator == "ppo" and s.loss_type != "sft_loss" else 1
     checkpoints_ = root(s, folder, run_dir)
     needs = [
         (
             checkpoints_,
-            f"{s['keep_checkpoints']} + 1 checkpoints",
-            (s["keep_checkpoints"] + 1) * networks * parameters * each,
+            f"{s.keep_checkpoints} + 1 checkpoints",
+            (s.keep_checkpoints + 1) * networks * parameters * each,
         )
     ]
     published = parameters * (2 if half else 4)
-    if s["loss_type"] != "sft_loss":
+    if s.loss_type != "sft_loss":
         needs.append(
             (folder / layout.WEIGHTS, f"{KEEP_WEIGHTS} + 1 published versions", (KEEP_WEIGHTS + 1) * published)
         )
-    if s["save_hf"]:
-        count = max(1, (s["num_rollout"] or 1) // (s["save_interval"] or 1)) if "{" in s["save_hf"] else 1
+    if s.save_hf:
+        count = max(1, (s.num_rollout or 1) // (s.save_interval or 1)) if "{" in s.save_hf else 1
         needs.append((exports(s), f"{count} exports", count * published))
     return needs
 
 
-def reference_due(s: dict[str, Any], rollout_id: int) -> bool:
+def reference_due(s: SlimeOptions, rollout_id: int) -> bool:
     """``--ref-update-interval``: the policy as saved after this rollout becomes the reference."""
-    interval = s["ref_update_interval"]
-    return s["loss_type"] != "sft_loss" and bool(interval) and (rollout_id + 1) % interval == 0
+    interval = s.ref_update_interval
+    return s.loss_type != "sft_loss" and bool(interval) and (rollout_id + 1) % interval == 0
 
 
-def reference(s: dict[str, Any], commits: Sequence[Commit]) -> str | None:
+def reference(s: SlimeOptions, commits: Sequence[Commit]) -> str | None:
     """The checkpoint that became the reference last; None before the first time."""
     return next((c.checkpoint for c in reversed(commits) if reference_due(s, c.rollout_id)), None)
 
@@ -138,7 +137,7 @@ class Saver:
 
     def __init__(
         self,
-        slime: dict[str, Any],
+        slime: SlimeOptions,
         folder: pathlib.Path,
         run_dir: pathlib.Path,
         journal: Journal,
@@ -171,8 +170,8 @@ class Saver:
         self._trained = []
         if self.reference_due(last.rollout_id):
             self.trainers.call("keep", "reference")
-        if self.s["save_hf"]:
-            target = (pathlib.Path(self.s["save_hf"].format(rollout_id=last.rollout_id)) / self.stage).resolve()
+        if self.s.save_hf:
+            target = (pathlib.Path(self.s.save_hf.format(rollout_id=last.rollout_id)) / self.stage).resolve()
             self.trainers.call("publish", str(target), last.version)
         self.commit(wait=False)
 
@@ -205,12 +204,12 @@ class Saver:
     def _outdated(self) -> list[str]:
         """Checkpoints of this stage that nothing needs any more. Others beside them are somebody else's."""
         made = list(dict.fromkeys(c.checkpoint for c in self.journal.commits()))
-        kept = {*made[-self.s["keep_checkpoints"] :], self.updated_reference()}
+        kept = {*made[-self.s.keep_checkpoints :], self.updated_reference()}
         return [path for path in made if path not in kept and pathlib.Path(path).exists()]
 
     def _prune_rollouts(self, committed: int) -> None:
         """``--keep-rollouts``; what is not ``committed`` a resume would train again."""
-        keep = self.s["keep_rollouts"]
+        keep = self.s.keep_rollouts
         if keep is not None:
             for folder in layout.rollouts(self.folder)[: -keep or None]:
                 if int(folder.name) <= committed:

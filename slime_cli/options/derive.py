@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from slime_cli.options.estimators import WHITENED
+from slime_cli.options.groups import SlimeOptions
 
 FALLBACKS = {
     "eps_clip_high": "eps_clip",
@@ -24,45 +25,47 @@ MAX_LOGPROB_DIFF = 0.5
 """Bfloat16 gives about 0.02, weights of fewer bits some tenths; engines that hold other weights give nats."""
 
 
-def derived(slime: dict[str, Any], megatron: dict[str, Any]) -> dict[tuple[str, str], Any]:
+def derived(slime: SlimeOptions, megatron: dict[str, Any]) -> dict[tuple[str, str], Any]:
     """(section, dest) -> value for all that can be filled in."""
     found: dict[tuple[str, str], Any] = {}
     for dest, source in FALLBACKS.items():
-        if slime[dest] is None and slime[source] is not None:
-            found["slime", dest] = slime[source]
+        if getattr(slime, dest) is None and getattr(slime, source) is not None:
+            found["slime", dest] = getattr(slime, source)
     _batch(slime, megatron, found)
-    if slime["n_samples_per_prompt"] == 1 and slime["grpo_std_normalization"]:
+    if slime.n_samples_per_prompt == 1 and slime.grpo_std_normalization:
         found["slime", "grpo_std_normalization"] = False
-    if slime["advantage_estimator"] in WHITENED:
+    if slime.advantage_estimator in WHITENED:
         found["slime", "normalize_advantages"] = True  # part of both methods
     if teacher_in_rm_url(slime):
-        found["slime", "opd_teacher_url"], found["slime", "opd_type"] = slime["rm_url"], "sglang"
-    elif _one_teacher(slime) and slime["opd_type"] is None:
-        found["slime", "opd_type"] = "sglang" if slime["opd_teacher_url"] else "megatron"
-    if slime["max_logprob_diff"] is None and not slime["custom_generate_function_path"]:
+        found["slime", "opd_teacher_url"], found["slime", "opd_type"] = slime.rm_url, "sglang"
+    elif _one_teacher(slime) and slime.opd_type is None:
+        found["slime", "opd_type"] = "sglang" if slime.opd_teacher_url else "megatron"
+    if slime.max_logprob_diff is None and not slime.custom_generate_function_path:
         found["slime", "max_logprob_diff"] = MAX_LOGPROB_DIFF
-    if slime["rollout_num_gpus"] is None:
+    if slime.max_staleness is None and slime.schedule != "sync":
+        found["slime", "max_staleness"] = 1
+    if slime.rollout_num_gpus is None:
         found["slime", "rollout_num_gpus"] = _engine_devices(slime)
-    if slime["use_routing_replay"] or slime["use_rollout_routing_replay"]:
+    if slime.use_routing_replay or slime.use_rollout_routing_replay:
         found["megatron", "moe_enable_routing_replay"] = True
-    if slime["use_rollout_routing_replay"] and not slime["rollout_endpoint"]:
+    if slime.use_rollout_routing_replay and not slime.rollout_endpoint:
         found["sglang", "enable_return_routed_experts"] = True
     return found
 
 
-def teacher_in_rm_url(slime: dict[str, Any]) -> bool:
+def teacher_in_rm_url(slime: SlimeOptions) -> bool:
     """``--rm-url`` is the teacher's address, as in slime's scripts: its own example of a reward function asks that."""
-    other = slime["opd_teacher_url"] or slime["opd_teacher_load"] or slime["opd_type"] == "megatron"
-    return bool(slime["use_opd"] and slime["rm_url"] and not other and "remote_rm" not in (slime["rm_type"] or ""))
+    other = slime.opd_teacher_url or slime.opd_teacher_load or slime.opd_type == "megatron"
+    return bool(slime.use_opd and slime.rm_url and not other and "remote_rm" not in (slime.rm_type or ""))
 
 
-def _one_teacher(slime: dict[str, Any]) -> bool:
-    return slime["use_opd"] and bool(slime["opd_teacher_url"]) != bool(slime["opd_teacher_load"])
+def _one_teacher(slime: SlimeOptions) -> bool:
+    return slime.use_opd and bool(slime.opd_teacher_url) != bool(slime.opd_teacher_load)
 
 
-def evaluation_sets(slime: dict[str, Any]) -> list[tuple[str, str]]:
+def evaluation_sets(slime: SlimeOptions) -> list[tuple[str, str]]:
     """``(name, source)`` of each set of ``--eval-prompt-data``; a source alone is named after its file or task."""
-    words = slime["eval_prompt_data"] or []
+    words = slime.eval_prompt_data or []
     if len(words) == 1:
         source = re.sub(r"@\[[^\]]*\]$", "", words[0])
         scheme, colon, rest = source.partition(":")
@@ -71,11 +74,11 @@ def evaluation_sets(slime: dict[str, Any]) -> list[tuple[str, str]]:
     return list(zip(words[::2], words[1::2], strict=False))
 
 
-def _batch(slime: dict[str, Any], megatron: dict[str, Any], found: dict) -> None:
+def _batch(slime: SlimeOptions, megatron: dict[str, Any], found: dict) -> None:
     """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout: three give the fourth."""
-    prompts = slime["rollout_batch_size"]
-    group = slime["n_samples_per_prompt"]
-    steps = slime["num_steps_per_rollout"]
+    prompts = slime.rollout_batch_size
+    group = slime.n_samples_per_prompt
+    steps = slime.num_steps_per_rollout
     batch = megatron.get("global_batch_size")
     if any(number is not None and number < 1 for number in (prompts, group, steps, batch)):
         return
@@ -88,16 +91,16 @@ def _batch(slime: dict[str, Any], megatron: dict[str, Any], found: dict) -> None
     elif prompts is None and batch and batch * (steps or 1) % group == 0:
         found["slime", "rollout_batch_size"] = batch * (steps or 1) // group
         found["slime", "num_steps_per_rollout"] = steps or 1
-    if ("slime", "rollout_batch_size") in found and slime["over_sampling_batch_size"] is None:
+    if ("slime", "rollout_batch_size") in found and slime.over_sampling_batch_size is None:
         found["slime", "over_sampling_batch_size"] = found["slime", "rollout_batch_size"]
 
 
-def _engine_devices(slime: dict[str, Any]) -> int:
+def _engine_devices(slime: SlimeOptions) -> int:
     """As many as the trainer has when colocated; none when nothing is generated here; else one engine's."""
-    if slime["rollout_endpoint"]:
+    if slime.rollout_endpoint:
         return 0
-    if slime["loss_type"] == "sft_loss" and not slime["eval_prompt_data"]:
+    if slime.loss_type == "sft_loss" and not slime.eval_prompt_data:
         return 0
-    if slime["colocate"]:
-        return slime["actor_num_nodes"] * slime["actor_num_gpus_per_node"]
-    return slime["rollout_num_gpus_per_engine"]
+    if slime.colocate:
+        return slime.actor_num_nodes * slime.actor_num_gpus_per_node
+    return slime.rollout_num_gpus_per_engine

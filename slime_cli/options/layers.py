@@ -12,7 +12,7 @@ from slime_cli.errors import UsageError, together
 from slime_cli.options import catalogue, managed, own
 from slime_cli.options.characters import absent
 from slime_cli.options.managed import refusal
-from slime_cli.options.not_yet import NOT_YET
+from slime_cli.options.not_yet import NOT_WIRED, NOT_YET
 from slime_cli.options.spec import UNSET, Option, check_passable, from_words, from_yaml
 
 SECTIONS = ("slime", "megatron", "sglang", "router")
@@ -41,7 +41,7 @@ def all_flags() -> list[str]:
         for flag in option.flags
         if not (section == "megatron" and flag in own.OWN_OVER_MEGATRON)
     ]
-    return [*own.by_flag(), *native]
+    return [*(flag for flag in own.by_flag() if flag not in NOT_WIRED), *native]
 
 
 def nearest(flag: str) -> list[str]:
@@ -124,9 +124,16 @@ def _known(flag: str, equals: str, text: str) -> tuple[str, Option]:
         if flag in NOT_YET:
             raise UsageError(f"{flag} is not an option here", NOT_YET[flag])
         raise UsageError(f"unknown option {flag}", suggestion(nearest(flag)))
-    if refusal(found[0], found[1].dest):
-        raise managed.error(flag, found[0], found[1].dest)
+    _check_taken(flag, *found)
     return found
+
+
+def _check_taken(place: str, section: str, option: Option) -> None:
+    """Raises UsageError for an option that nobody may give."""
+    if refusal(section, option.dest):
+        raise managed.error(place, section, option.dest)
+    if section == "slime" and option.flag in NOT_WIRED:
+        raise UsageError(f"{place} has no effect yet", NOT_WIRED[option.flag])
 
 
 def _check_command(command: str, section: str, option: Option, flag: str) -> None:
@@ -196,8 +203,7 @@ def _entry(section: str, name: str, place: str) -> Option:
         raise UsageError(f"{place}: no such option", suggestion(_nearest_keys(section, name, names)))
     if section == "megatron" and f"--{name}" in own.OWN_OVER_MEGATRON:
         raise UsageError(f"{place} is slime's option", "move it to the `slime:` section")
-    if refusal(section, option.dest):
-        raise managed.error(place, section, option.dest)
+    _check_taken(place, section, option)
     return option
 
 

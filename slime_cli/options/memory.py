@@ -153,12 +153,12 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
     held += experts
     if megatron.get("optimizer_cpu_offload"):
         shared *= 1 - megatron.get("optimizer_offload_fraction", 1.0)
-    per_sample = (slime["rollout_max_prompt_len"] or 0) + (slime["rollout_max_response_len"] or 0)
-    tokens = slime["max_tokens_per_gpu"] or megatron.get("micro_batch_size", 1) * per_sample // sizes["cp"]
+    per_sample = (slime.rollout_max_prompt_len or 0) + (slime.rollout_max_response_len or 0)
+    tokens = slime.max_tokens_per_gpu or megatron.get("micro_batch_size", 1) * per_sample // sizes["cp"]
     logits = tokens * model.vocab / tp * 4
-    chunk = slime["log_probs_chunk_size"]
-    networks = 2 if slime["advantage_estimator"] == "ppo" and slime["loss_type"] != "sft_loss" else 1
-    moments = 0 if slime["use_stateless_adam"] else 8
+    chunk = slime.log_probs_chunk_size
+    networks = 2 if slime.advantage_estimator == "ppo" and slime.loss_type != "sft_loss" else 1
+    moments = 0 if slime.use_stateless_adam else 8
     parts = {
         "weights": networks * held * weight,
         "gradients": networks * held * 4,
@@ -173,11 +173,9 @@ def _engine(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str
     tp = sizes["engine_tp"]
     width = 4 if resolved.sglang.get("dtype") == "float32" else 2
     per_token = model.layers * model.cached // min(tp, model.heads_cached) * width
-    per_sample = (slime["rollout_max_prompt_len"] or 0) + (slime["rollout_max_response_len"] or 0)
-    samples = (slime["rollout_batch_size"] or 0) * slime["n_samples_per_prompt"]
-    at_once = min(
-        slime["sglang_server_concurrency"], -(-samples // sizes["engines"]) or slime["sglang_server_concurrency"]
-    )
+    per_sample = (slime.rollout_max_prompt_len or 0) + (slime.rollout_max_response_len or 0)
+    samples = (slime.rollout_batch_size or 0) * slime.n_samples_per_prompt
+    at_once = min(slime.sglang_server_concurrency, -(-samples // sizes["engines"]) or slime.sglang_server_concurrency)
     parts = {
         "weights": model.parameters * width // tp,
         "keys and values per token": per_token,

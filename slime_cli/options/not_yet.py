@@ -1,6 +1,7 @@
-"""Options of slime's launch scripts that this slime has no option for, and what there is in their place.
+"""Options that this slime does not have, or not yet, and what there is in their place.
 
-Invariant (a test holds it): none of these is an option here. Whoever adds such an option takes its name out.
+Invariant (a test holds it): none of NOT_YET, which are of slime's launch scripts, is an option here. Whoever adds such
+an option takes its name out.
 """
 
 _TEXT = """
@@ -84,9 +85,6 @@ _TEXT = """
 --rollout-max-context-len
     bound the parts: --rollout-max-prompt-len and --rollout-max-response-len
 
---partial-rollout --mask-offpolicy-in-partial-rollout
-    leave it out: answers under way are finished before the next rollout
-
 --rollout-data-transport
     leave it out: samples reach the trainer through Ray's object store
 
@@ -131,3 +129,13 @@ def _read(text: str) -> dict[str, str]:
 
 NOT_YET: dict[str, str] = _read(_TEXT)
 """Flag -> what to do instead."""
+
+NOT_WIRED: dict[str, str] = {
+    "--schedule": "leave it out: generation and training take turns",
+    "--max-staleness": "leave it out: generation and training take turns",
+    "--in-flight": "leave it out: answers under way are finished before the next rollout",
+    "--partial-rollout": "leave it out: answers under way are finished before the next rollout",
+    "--mask-offpolicy-in-partial-rollout": "leave it out: answers under way are finished before the next rollout",
+}
+"""Flags of options that are declared and that nothing reads yet -> what to do instead. Whoever wires one takes its line
+out."""

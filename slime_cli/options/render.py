@@ -28,7 +28,7 @@ def render(resolved: Resolved, layout: dict[str, int], memory: dict[str, Any] | 
 def _options(resolved: Resolved, verbose: bool) -> Any:
     table = _table("Options", "option", "value", "from")
     for section in SECTIONS:
-        for dest, value in getattr(resolved, section).items():
+        for dest, value in resolved.values(section).items():
             origin = resolved.origins[f"{section}.{dest}"]
             if verbose or origin != "default":
                 table.add_row(*_named(section, dest, value), origin)

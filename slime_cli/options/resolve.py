@@ -6,12 +6,13 @@
 
 import copy
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime_cli.options import catalogue, own
 from slime_cli.options.derive import derived
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.layers import SECTIONS, Layer, from_argv, from_map
 from slime_cli.options.profiles import load as load_profile
 from slime_cli.options.spec import UNSET, to_words
@@ -19,10 +20,10 @@ from slime_cli.options.spec import UNSET, to_words
 
 @dataclass(frozen=True)
 class Resolved:
-    """All options of one command. Treat the dicts as frozen too: copies are made by :meth:`for_stage`."""
+    """All options of one command. Treat the maps as frozen too: copies are made by :meth:`for_stage`."""
 
-    slime: dict[str, Any]
-    """Every own option by dest."""
+    slime: SlimeOptions
+    """slime's own options."""
     megatron: dict[str, Any]
     """Native options that differ from the engine's default because somebody, or slime, set them; dest -> value."""
     sglang: dict[str, Any]
@@ -39,12 +40,17 @@ class Resolved:
     stage_file: str = field(default="", repr=False)
     """File that ``stages`` came from, for messages."""
 
+    def values(self, section: str) -> Mapping[str, Any]:
+        """Every value of a section by dest."""
+        values = getattr(self, section)
+        return vars(values) if isinstance(values, SlimeOptions) else values
+
     def native_argv(self, section: str) -> list[str]:
         """Words that make the genuine parser of ``section`` store exactly what is set."""
         table = catalogue.load(section)
         return [
             word
-            for dest, value in getattr(self, section).items()
+            for dest, value in self.values(section).items()
             for word in to_words(table.option_for(dest, value), value)
         ]
 
@@ -87,13 +93,15 @@ def resolve(argv: Sequence[str], profiles: Sequence[str] = (), command: str = "t
             stage_file = str(profile.path)
     layer, warnings = from_argv(list(argv), command)
     build.lay(layer, "flag")
-    empty = Resolved({}, {}, {}, {}, {}, stages, command, tuple(profiles), tuple(argv), tuple(warnings), stage_file)
+    empty = Resolved(
+        SlimeOptions(), {}, {}, {}, {}, stages, command, tuple(profiles), tuple(argv), tuple(warnings), stage_file
+    )
     return build.done(empty)
 
 
 def args_namespace(resolved: Resolved) -> types.SimpleNamespace:
     """What hooks get as ``args``: every own option by dest, and Megatron's that are set."""
-    return types.SimpleNamespace(**resolved.megatron | resolved.slime)
+    return types.SimpleNamespace(**resolved.megatron | vars(resolved.slime))
 
 
 EXCLUDES = {("slime", "rollout_endpoint"): ("slime", "colocate")}
@@ -123,8 +131,8 @@ class _Build:
             section, dest = key = tuple(name.split(".", 1))
             if origin not in ("default", "derived"):
                 build.origins[key] = origin
-                if dest in getattr(resolved, section):
-                    build.values[key] = getattr(resolved, section)[dest]
+                if dest in resolved.values(section):
+                    build.values[key] = resolved.values(section)[dest]
                 else:
                     build.values.pop(key, None)
         return build
@@ -146,8 +154,9 @@ class _Build:
         return {dest: value for (section, dest), value in self.values.items() if section == name}
 
     def done(self, frame: Resolved) -> Resolved:
-        extra = derived(self.section("slime"), self.section("megatron"))
+        extra = derived(SlimeOptions(**self.section("slime")), self.section("megatron"))
         self.values |= extra
         self.origins |= dict.fromkeys(extra, "derived")
         origins = {f"{section}.{dest}": origin for (section, dest), origin in self.origins.items()}
-        return replace(frame, **{name: self.section(name) for name in SECTIONS}, origins=origins)
+        native = {name: self.section(name) for name in SECTIONS if name != "slime"}
+        return replace(frame, slime=SlimeOptions(**self.section("slime")), **native, origins=origins)

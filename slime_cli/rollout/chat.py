@@ -12,6 +12,7 @@ from typing import Any
 
 from slime_cli.buffer.types import PromptRow, RowError, Sample, Status
 from slime_cli.errors import DataError
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.rollout import template
 from slime_cli.rollout.tokens import MARK, NotText, Tokens, load
 
@@ -70,20 +71,20 @@ class RenderOptions:
     stop_texts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, s: dict[str, Any], context: int | None) -> "RenderOptions":
+    def of(cls, s: SlimeOptions, context: int | None) -> "RenderOptions":
         """``s``: slime's own options."""
-        budgets = (s["rollout_max_response_len"], s["eval_max_response_len"])
-        answer, eval_answer = (1 if s["custom_generate_function_path"] or not budget else budget for budget in budgets)
+        budgets = (s.rollout_max_response_len, s.eval_max_response_len)
+        answer, eval_answer = (1 if s.custom_generate_function_path or not budget else budget for budget in budgets)
         return cls(
-            apply_chat_template=s["apply_chat_template"],
-            template_kwargs=s["apply_chat_template_kwargs"],
-            max_prompt=s["rollout_max_prompt_len"],
-            special_tokens=s["special_tokens_in_data"],
+            apply_chat_template=s.apply_chat_template,
+            template_kwargs=s.apply_chat_template_kwargs,
+            max_prompt=s.rollout_max_prompt_len,
+            special_tokens=s.special_tokens_in_data,
             context=context,
             answer=answer,
             eval_answer=eval_answer,
-            stop_token_ids=tuple(s["rollout_stop_token_ids"] or ()),
-            stop_texts=tuple(s["rollout_stop"] or ()),
+            stop_token_ids=tuple(s.rollout_stop_token_ids or ()),
+            stop_texts=tuple(s.rollout_stop or ()),
         )
 
 

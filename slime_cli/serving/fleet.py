@@ -11,7 +11,6 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 
@@ -19,6 +18,7 @@ from slime_cli import addresses, manifests
 from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import layout
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.serving.engine import EngineSpec, engine_argv, start_router
 
 START_TIMEOUT = 1800.0
@@ -33,13 +33,13 @@ def _router_defaults(given: list[str]) -> list[str]:
     return health + [word for word in breaker if word not in given]
 
 
-def listening(s: dict[str, Any]) -> tuple[str, int]:
+def listening(s: SlimeOptions) -> tuple[str, int]:
     """Host and port of the router. Raises UsageError where it cannot listen there."""
-    host = addresses.checked(s["sglang_router_ip"], "--sglang-router-ip")
-    if s["sglang_router_port"] is None:
+    host = addresses.checked(s.sglang_router_ip, "--sglang-router-ip")
+    if s.sglang_router_port is None:
         return host, addresses.free_port(host)
-    addresses.require_free(host, s["sglang_router_port"], "--sglang-router-port")
-    return host, s["sglang_router_port"]
+    addresses.require_free(host, s.sglang_router_port, "--sglang-router-port")
+    return host, s.sglang_router_port
 
 
 def first_device(resolved, place: int, device: hardware.Device) -> int:
@@ -49,9 +49,9 @@ def first_device(resolved, place: int, device: hardware.Device) -> int:
     Where one machine has too few GPUs for both, engines begin at 0 again and share those of the trainer.
     """
     s = resolved.slime
-    wide = s["rollout_num_gpus_per_engine"]
-    alone = resolved.command == "serve-rollout" or s["colocate"]
-    first = place * wide + (0 if alone else s["actor_num_gpus_per_node"])
+    wide = s.rollout_num_gpus_per_engine
+    alone = resolved.command == "serve-rollout" or s.colocate
+    first = place * wide + (0 if alone else s.actor_num_gpus_per_node)
     if alone or first + wide <= device.count or os.environ.get("RAY_ADDRESS"):
         return first
     return first // wide % max(device.count // wide, 1) * wide
@@ -71,8 +71,8 @@ class Fleet:
         s = resolved.slime
         self.say = say
         self.model = model
-        self.tensor_parallel = s["rollout_num_gpus_per_engine"]
-        count = max(1, s["rollout_num_gpus"] // self.tensor_parallel)
+        self.tensor_parallel = s.rollout_num_gpus_per_engine
+        count = max(1, s.rollout_num_gpus // self.tensor_parallel)
         host, port = listening(s)
         self.router_url = addresses.url(addresses.reachable(host), port)
         argv = engine_argv(resolved, model)
@@ -86,7 +86,7 @@ class Fleet:
             for i in range(count):
                 first = first_device(resolved, i, hardware.find())
                 log = str(logs / f"engine-{i}.log")
-                seed = s["rollout_seed"] + i
+                seed = s.rollout_seed + i
                 where = addresses.reachable(host)
                 self.engines.append(
                     launch(EngineSpec(model, tuple(argv), self.tensor_parallel, first, seed, log, where))

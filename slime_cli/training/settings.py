@@ -1,9 +1,9 @@
 """What the trainer is told besides Megatron's own options. Torch-free: made by the conductor, sent to every rank."""
 
 import dataclasses
-from typing import Any
 
 from slime_cli.options.estimators import GROUP_RELATIVE
+from slime_cli.options.groups import SlimeOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,19 +76,19 @@ class Settings:
     on_nan_gradient: str = "fail"
 
     @classmethod
-    def from_options(cls, slime: dict[str, Any]) -> "Settings":
+    def from_options(cls, slime: SlimeOptions) -> "Settings":
         """From slime's resolved options by dest."""
-        names = {field.name for field in dataclasses.fields(cls)} & set(slime)
-        taken = {name: slime[name] for name in names}
+        names = {field.name for field in dataclasses.fields(cls)} & vars(slime).keys()
+        taken = {name: getattr(slime, name) for name in names}
         if taken["eps_clip_high"] is None:
             taken["eps_clip_high"] = taken["eps_clip"]
         for name in ("only_train_params_name_list", "freeze_params_name_list"):
             taken[name] = tuple(taken[name] or ())
-        if slime["advantage_estimator"] in GROUP_RELATIVE and not slime["custom_advantage_function_path"]:
+        if slime.advantage_estimator in GROUP_RELATIVE and not slime.custom_advantage_function_path:
             taken["kl_coef"] = 0.0  # nothing reads it then, and no reference is kept for it
-        taken["use_top_p_replay"] &= slime["rollout_top_k"] > 0  # else nothing is cut
-        taken["num_steps_per_rollout"] = slime["num_steps_per_rollout"] or 1
-        return cls(**taken, max_tokens=slime["max_tokens_per_gpu"] if slime["use_dynamic_batch_size"] else None)
+        taken["use_top_p_replay"] &= slime.rollout_top_k > 0  # else nothing is cut
+        taken["num_steps_per_rollout"] = slime.num_steps_per_rollout or 1
+        return cls(**taken, max_tokens=slime.max_tokens_per_gpu if slime.use_dynamic_batch_size else None)
 
     @property
     def policy(self) -> bool:

@@ -3,6 +3,7 @@ written;
 3. a row that cannot be used ends the run, or is left out and said."""
 
 import asyncio
+import dataclasses
 import io
 import json
 import types
@@ -14,6 +15,7 @@ from slime_cli.buffer.types import PromptRow, RowError
 from slime_cli.errors import DataError
 from slime_cli.loop import evaluating
 from slime_cli.loop.evaluating import Evaluations
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.rollout.failures import Failures
 from slime_cli.screen import Screen
 from slime_cli.tracing.spans import Tracer
@@ -31,14 +33,9 @@ def evaluations(tmp_path, monkeypatch):
         return RESULT | {"dataset": name, "rendered": rendered}
 
     monkeypatch.setattr(evaluating, "evaluate", evaluate)
-    s = {
-        "eval_prompt_data": ["held[b]out", str(tmp_path / "rows.jsonl")],
-        "eval_input_key": "input",
-        "eval_label_key": None,
-        "metadata_key": "metadata",
-        "tool_key": "tools",
-        "on_bad_row": "skip",
-    }
+    s = SlimeOptions(
+        eval_prompt_data=["held[b]out", str(tmp_path / "rows.jsonl")], eval_input_key="input", on_bad_row="skip"
+    )
     out = io.StringIO()
     conductor = types.SimpleNamespace(
         screen=Screen(Console(file=out, width=500)),
@@ -78,13 +75,13 @@ def test_what_it_found_is_said_as_it_is_written(evaluations):
 
 
 def test_a_row_that_cannot_be_used_ends_the_run_unless_told_otherwise(evaluations):
-    evaluations.s["on_bad_row"] = "fail"
+    evaluations.s = dataclasses.replace(evaluations.s, on_bad_row="fail")
     with pytest.raises(DataError, match="no .role."):
         evaluations.run(3, "v000003", GENERATOR, render)
     assert not evaluations.found()
 
 
 def test_without_a_set_there_is_nothing_to_evaluate(evaluations):
-    evaluations.s["eval_prompt_data"] = None
+    evaluations.s = dataclasses.replace(evaluations.s, eval_prompt_data=None)
     evaluations.run(3, "v000003", GENERATOR, render)
     assert not evaluations.found()

@@ -66,7 +66,7 @@ def stage(tmp_path):
         wait=loop.run_until_complete,
     )
     options = resolve(argv.split())
-    options.slime["num_steps_per_rollout"] = 2
+    options = dataclasses.replace(options, slime=dataclasses.replace(options.slime, num_steps_per_rollout=2))
     out = Stage("train", options, tmp_path, conductor, Trainers(), None)
     out.step = 0
     out.seconds_before = 0.0
@@ -131,7 +131,7 @@ def test_a_batch_that_was_not_committed_is_trained_again_with_all_its_siblings(s
 
 
 def test_fewer_samples_than_steps_end_the_run_before_it_trains(stage):
-    stage.s["num_steps_per_rollout"] = 6
+    stage.s = dataclasses.replace(stage.s, num_steps_per_rollout=6)
     with pytest.raises(DataError, match="4 samples are left for --num-steps-per-rollout 6"):
         stage._rollout(0, last=True)
     assert not hasattr(stage.trainers, "batch")
@@ -140,7 +140,7 @@ def test_fewer_samples_than_steps_end_the_run_before_it_trains(stage):
 def test_engines_that_compute_another_model_end_the_run_before_the_step_is_committed(stage, monkeypatch):
     found = {"grad_norm": 1.0, "train_rollout_logprob_abs_diff": 2.1}
     monkeypatch.setattr(stage.trainers, "train", lambda batch, fresh: found)
-    stage.s["max_logprob_diff"] = 0.5
+    stage.s = dataclasses.replace(stage.s, max_logprob_diff=0.5)
     with pytest.raises(
         EngineError, match="rollout 0: .* differ by 2.10 nats a token on average .--max-logprob-diff 0.5"
     ):
@@ -157,7 +157,7 @@ def test_engines_that_compute_another_model_end_the_run_before_the_step_is_commi
 )
 def test_without_a_bound_or_a_figure_nothing_is_compared(stage, found):
     stage._check_engines(0, found)  # this stage has a generate function of its own
-    stage.s["max_logprob_diff"] = float("inf") if found else 0.5
+    stage.s = dataclasses.replace(stage.s, max_logprob_diff=float("inf") if found else 0.5)
     stage._check_engines(0, found)
 
 
@@ -210,7 +210,7 @@ def test_a_batch_on_disk_that_can_not_be_trained_is_named_and_dropped_by_its_nam
     with pytest.raises(DataError, match=said) as caught:
         stage._rollout(0, last=True)
     assert str(path) in caught.value.message and "--drop-rollouts 0" in caught.value.fix
-    stage.s["drop_rollouts"] = [0, 8]
+    stage.s = dataclasses.replace(stage.s, drop_rollouts=[0, 8])
     open_buffer(stage)
     stage._drop_rollouts()
     assert stage.said[-2:] == [

@@ -6,6 +6,7 @@ import pytest
 
 from slime_cli.buffer.records import Commit
 from slime_cli.loop import publishing
+from slime_cli.options.groups import SlimeOptions
 
 
 def commit(step: int, rollout_id: int) -> Commit:
@@ -19,7 +20,7 @@ def test_a_resume_gives_the_engines_what_they_had(interval, evaluated, saved, st
     total = 9
     held = 0
     commits = []
-    s = {"update_weights_interval": interval, "eval_interval": evaluated}
+    s = SlimeOptions(update_weights_interval=interval, eval_interval=evaluated)
     assert publishing.step_held(s, commits, total) == 0
     for rollout_id in range(total):
         pending = [commit(rollout_id * steps + i + 1, rollout_id) for i in range(steps)]
@@ -32,7 +33,7 @@ def test_a_resume_gives_the_engines_what_they_had(interval, evaluated, saved, st
 
 
 def test_always_before_an_evaluation():
-    s = {"update_weights_interval": 100, "eval_interval": 4}
+    s = SlimeOptions(update_weights_interval=100, eval_interval=4)
     assert [r for r in range(10) if publishing.due(s, r, 10)] == [3, 7, 9]
 
 

@@ -1,11 +1,14 @@
 """Numbers out of any sense are refused, for slime's own options and for the engines', before they are counted with."""
 
+import math
+
 import pytest
 
 from slime_cli.errors import UsageError
 from slime_cli.options import catalogue, own
 from slime_cli.options.checks import check
-from slime_cli.options.checks.bounds import BOUNDS, RANGES
+from slime_cli.options.checks.bounds import NATIVE
+from slime_cli.options.declare import Bounds
 from slime_cli.options.resolve import resolve
 
 GOOD = (
@@ -78,16 +81,30 @@ def test_what_makes_sense_passes():
 
 
 def test_every_bound_is_of_an_option_that_takes_numbers():
-    for (section, range_), dests in BOUNDS.items():
-        table = own.by_dest() if section == "slime" else catalogue.load(section).by_dest
-        assert range_ in RANGES
+    assert all(option.type in ("int", "float") for option in own.OPTIONS if option.bounds)
+    for (section, _), dests in NATIVE.items():
         for dest in dests.split():
-            option = table[dest] if section == "slime" else table[dest][0]
-            assert option.type in ("int", "float", "other"), dest
+            assert catalogue.load(section).by_dest[dest][0].type in ("int", "float", "other"), dest
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside", "said"),
+    [
+        (Bounds(ge=0), (0, 0.5, 1e9), (-1e-9, math.inf, math.nan), "at least 0"),
+        (Bounds(gt=0, le=1), (1e-9, 1), (0, 1.1), "above 0 and at most 1"),
+        (Bounds(ge=0, lt=1), (0, 0.9), (1, -1), "at least 0 and below 1"),
+        (Bounds(ge=0, le=1), (0, 1), (-0.1, 1.1), "between 0 and 1"),
+        (Bounds(ge=1, also=(-1,)), (-1, 1), (0, -2), "-1 or at least 1"),
+        (Bounds(ge=0, also=(math.inf,)), (0, math.inf), (-1, -math.inf, math.nan), "at least 0, or inf"),
+    ],
+)
+def test_bounds_allow_what_they_say(bounds, inside, outside, said):
+    assert all(map(bounds.allow, inside)) and not any(map(bounds.allow, outside))
+    assert str(bounds) == said
 
 
 def test_every_number_of_slimes_own_is_bounded_or_free_for_a_reason():
-    bounded = {dest for (section, _), dests in BOUNDS.items() if section == "slime" for dest in dests.split()}
+    bounded = {option.dest for option in own.OPTIONS if option.bounds}
     free = {
         "rollout_temperature",
         "eps_clip",
@@ -101,7 +118,7 @@ def test_every_number_of_slimes_own_is_bounded_or_free_for_a_reason():
         "stop_at_loss",  # any number makes sense
     }
     numbers = {option.dest for option in own.OPTIONS if option.type in ("int", "float") and not option.many}
-    assert numbers - bounded == free, "a number of slime's own goes into a row of BOUNDS (options/checks/bounds.py)"
+    assert numbers - bounded == free, "a number of slime's own is declared with its bounds"
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,10 @@ def test_the_last_of_two_values_holds_with_a_warning():
 
 def test_a_teacher_in_rm_url_is_taken_as_in_slimes_scripts():
     found = resolved("--use-opd --opd-type sglang --rm-url http://h:1/generate")
-    assert found.slime["opd_teacher_url"] == "http://h:1/generate"
+    assert found.slime.opd_teacher_url == "http://h:1/generate"
     assert [text for text in check(found) if "--rm-url is taken for the teacher's address" in text]
     other = resolved("--use-opd --rm-type remote_rm --rm-url u --opd-teacher-load l")
-    assert other.slime["opd_teacher_url"] is None and other.slime["opd_type"] == "megatron"
+    assert other.slime.opd_teacher_url is None and other.slime.opd_type == "megatron"
     with pytest.raises(UsageError, match="--use-opd needs"):
         check(resolved("--use-opd --rm-type remote_rm --rm-url u"))
 
@@ -260,10 +260,10 @@ def test_an_export_is_named_after_its_rollout_or_replaces_the_last(name):
 
 
 def test_the_bound_on_log_probabilities_is_for_what_slime_generates():
-    assert resolved("").slime["max_logprob_diff"] == 0.5
-    assert resolved("--custom-generate-function-path a.py:f").slime["max_logprob_diff"] is None
-    assert resolved("--custom-generate-function-path a.py:f --max-logprob-diff 1").slime["max_logprob_diff"] == 1.0
-    assert resolved("--max-logprob-diff inf").slime["max_logprob_diff"] == float("inf")
+    assert resolved("").slime.max_logprob_diff == 0.5
+    assert resolved("--custom-generate-function-path a.py:f").slime.max_logprob_diff is None
+    assert resolved("--custom-generate-function-path a.py:f --max-logprob-diff 1").slime.max_logprob_diff == 1.0
+    assert resolved("--max-logprob-diff inf").slime.max_logprob_diff == float("inf")
 
 
 def test_a_ratio_without_lower_bound():
@@ -310,8 +310,8 @@ def test_warnings():
 
 
 def test_which_teacher_follows_from_what_is_given():
-    assert resolved("--use-opd --opd-teacher-url u").slime["opd_type"] == "sglang"
-    assert resolved("--use-opd --opd-teacher-load l").slime["opd_type"] == "megatron"
+    assert resolved("--use-opd --opd-teacher-url u").slime.opd_type == "sglang"
+    assert resolved("--use-opd --opd-teacher-load l").slime.opd_type == "megatron"
     assert (
         check(resolved("--use-opd --opd-teacher-url u"))
         == check(resolved("--use-opd --opd-teacher-load l --rollout-temperature 0.7"))

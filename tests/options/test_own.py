@@ -5,6 +5,7 @@ import pytest
 from slime_cli.errors import UsageError
 from slime_cli.options import catalogue, own
 from slime_cli.options.managed import MANAGED
+from slime_cli.options.not_yet import NOT_WIRED
 from slime_cli.options.resolve import resolve
 from slime_cli.options.unread import UNREAD
 
@@ -48,3 +49,14 @@ def test_engines_sample_as_asked_whatever_the_model_recommends():
 
 def test_serve_rollout_reads_own_options_only():
     assert own.SERVE_ROLLOUT <= set(own.by_dest())
+
+
+@pytest.mark.parametrize("flag", NOT_WIRED)
+def test_an_option_that_nothing_reads_yet_is_refused_wherever_it_is_given(flag, tmp_path):
+    option = own.by_flag()[flag]
+    value = ["3"] if option.type == "int" else [option.choices[0]] if option.choices else []
+    with pytest.raises(UsageError, match=f"{flag} has no effect yet"):
+        resolve([flag, *value])
+    (tmp_path / "mine.yaml").write_text(f"slime: {{{option.dest}: {(value or ['true'])[0]}}}")
+    with pytest.raises(UsageError, match=f"{option.dest} has no effect yet"):
+        resolve([], [str(tmp_path / "mine.yaml")])

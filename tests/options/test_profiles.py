@@ -43,13 +43,13 @@ def test_later_profiles_then_flags_win(tmp_path):
     assert found.megatron["lr"] == 1e-4 and found.origins["megatron.lr"] == f"profile {first}"
     assert found.megatron["num_layers"] == 4 and found.origins["megatron.num_layers"] == "flag"
     assert "sequence_parallel" not in found.megatron
-    assert found.slime["trace"] == "off" and found.sglang["dtype"] == "float32"
+    assert found.slime.trace == "off" and found.sglang["dtype"] == "float32"
 
 
 def test_a_flag_takes_back_what_a_profile_gives(tmp_path):
     profile = written(tmp_path, "slime: {colocate: true, disable-rewards-normalization: true}\nmegatron: {bf16: true}")
     found = resolve(["--colocate=false", "--bf16=false", "--disable-rewards-normalization=false"], [profile])
-    assert found.slime["colocate"] is False and found.slime["rewards_normalization"] is True
+    assert found.slime.colocate is False and found.slime.rewards_normalization is True
     assert "bf16" not in found.megatron
 
 
@@ -118,12 +118,12 @@ def test_stages_lie_over_the_top_level_and_beneath_flags(tmp_path):
     warm = found.for_stage(0)
     rl = found.for_stage(1)
     assert [stage["name"] for stage in found.stages] == ["warm", "rl"]
-    assert warm.slime["loss_type"] == "sft_loss" and warm.megatron["lr"] == 1e-3
-    assert rl.slime["loss_type"] == "policy_loss" and rl.megatron["lr"] == 1e-5
+    assert warm.slime.loss_type == "sft_loss" and warm.megatron["lr"] == 1e-3
+    assert rl.slime.loss_type == "policy_loss" and rl.megatron["lr"] == 1e-5
     assert rl.origins["megatron.lr"] == "stage rl" and rl.sglang["dtype"] == "float32"
-    assert warm.slime["num_rollout"] == rl.slime["num_rollout"] == 2
+    assert warm.slime.num_rollout == rl.slime.num_rollout == 2
     assert (warm.megatron["global_batch_size"], rl.megatron["global_batch_size"]) == (8, 32)
-    assert (warm.slime["rollout_num_gpus"], rl.slime["rollout_num_gpus"]) == (0, 1)
+    assert (warm.slime.rollout_num_gpus, rl.slime.rollout_num_gpus) == (0, 1)
     assert check(found) == []
 
 
@@ -137,6 +137,6 @@ def test_an_endpoint_takes_a_profiles_colocation_back_in_every_stage(tmp_path):
         tmp_path, "slime: {colocate: true}\nstages:\n  - {name: a}\n  - {name: b, slime: {colocate: true}}"
     )
     found = resolve(["--rollout-endpoint", "e.json"], [profile])
-    assert found.slime["colocate"] is False
-    assert [found.for_stage(i).slime["colocate"] for i in range(2)] == [False, False]
-    assert resolve([], [profile]).for_stage(1).slime["colocate"] is True
+    assert found.slime.colocate is False
+    assert [found.for_stage(i).slime.colocate for i in range(2)] == [False, False]
+    assert resolve([], [profile]).for_stage(1).slime.colocate is True

@@ -20,7 +20,7 @@ def test_each_section_gets_its_own():
         "--rollout-batch-size 4 --lr=3e-4 --sglang-mem-fraction-static 0.5 --router-policy random --sequence-parallel"
     )
     found = resolve(argv.split())
-    assert found.slime["rollout_batch_size"] == 4
+    assert found.slime.rollout_batch_size == 4
     assert found.megatron["lr"] == 3e-4 and found.megatron["sequence_parallel"] is True
     assert found.sglang["mem_fraction_static"] == 0.5
     assert found.router["policy"] == "random"
@@ -31,10 +31,10 @@ def test_each_section_gets_its_own():
 def test_lists_json_and_stored_false():
     argv = ["--rollout-stop-token-ids", "1", "-2", "--apply-chat-template-kwargs", '{"enable_thinking": false}']
     found = resolve([*argv, "--disable-rewards-normalization", "--rollout-stop=--end"])
-    assert found.slime["rollout_stop_token_ids"] == [1, -2]
-    assert found.slime["apply_chat_template_kwargs"] == {"enable_thinking": False}
-    assert found.slime["rewards_normalization"] is False
-    assert found.slime["rollout_stop"] == ["--end"]
+    assert found.slime.rollout_stop_token_ids == [1, -2]
+    assert found.slime.apply_chat_template_kwargs == {"enable_thinking": False}
+    assert found.slime.rewards_normalization is False
+    assert found.slime.rollout_stop == ["--end"]
 
 
 @pytest.mark.parametrize(
@@ -105,17 +105,17 @@ def test_batch_numbers_follow_from_each_other():
     found = resolve("--rollout-batch-size 8 --n-samples-per-prompt 4 --num-steps-per-rollout 2".split())
     assert found.megatron["global_batch_size"] == 16 and found.origins["megatron.global_batch_size"] == "derived"
     found = resolve("--rollout-batch-size 8 --n-samples-per-prompt 4 --global-batch-size 8".split())
-    assert found.slime["num_steps_per_rollout"] == 4
+    assert found.slime.num_steps_per_rollout == 4
     found = resolve("--global-batch-size 8 --n-samples-per-prompt 4".split())
-    assert found.slime["rollout_batch_size"] == found.slime["over_sampling_batch_size"] == 2
+    assert found.slime.rollout_batch_size == found.slime.over_sampling_batch_size == 2
 
 
 def test_values_that_follow_others():
     found = resolve("--rollout-temperature 0.7 --colocate --actor-num-gpus-per-node 4 --eval-top-p 0.5".split())
-    assert found.slime["eval_temperature"] == 0.7 and found.slime["eval_top_p"] == 0.5
-    assert found.slime["eps_clip_high"] == 0.2
-    assert found.slime["rollout_num_gpus"] == 4
-    assert resolve(["--rollout-endpoint", "e.json"]).slime["rollout_num_gpus"] == 0
+    assert found.slime.eval_temperature == 0.7 and found.slime.eval_top_p == 0.5
+    assert found.slime.eps_clip_high == 0.2
+    assert found.slime.rollout_num_gpus == 4
+    assert resolve(["--rollout-endpoint", "e.json"]).slime.rollout_num_gpus == 0
 
 
 def test_hooks_get_one_namespace():
@@ -125,8 +125,8 @@ def test_hooks_get_one_namespace():
 
 
 def test_defaults_are_not_shared_between_resolutions():
-    resolve([]).slime["apply_chat_template_kwargs"]["x"] = 1
-    assert resolve([]).slime["apply_chat_template_kwargs"] == {}
+    resolve([]).slime.apply_chat_template_kwargs["x"] = 1
+    assert resolve([]).slime.apply_chat_template_kwargs == {}
 
 
 def test_resolving_imports_nothing_heavy():

@@ -325,5 +325,5 @@ def test_the_options_of_a_stage():
     ).slime
     options = RenderOptions.of(s, 512)
     assert (options.answer, options.eval_answer, options.context, options.stop_token_ids) == (6, 9, 512, (3,))
-    own = RenderOptions.of(s | {"custom_generate_function_path": "f.py:f"}, 512)
+    own = RenderOptions.of(dataclasses.replace(s, custom_generate_function_path="f.py:f"), 512)
     assert (own.answer, own.eval_answer) == (1, 1), "how long an answer it asks for is the function's own affair"

@@ -6,6 +6,7 @@ import types
 import pytest
 
 from slime_cli import addresses
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.serving import engine, fleet
 
 
@@ -68,7 +69,7 @@ class Scripted:
 def test_engines_begin_at_the_first_gpu_that_no_trainer_has(monkeypatch, command, colocate, gpus, expected):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     wide = 2 if len(expected) > 1 else 1
-    slime = {"rollout_num_gpus_per_engine": wide, "actor_num_gpus_per_node": wide, "colocate": colocate}
+    slime = SlimeOptions(rollout_num_gpus_per_engine=wide, actor_num_gpus_per_node=wide, colocate=colocate)
     device = fleet.hardware.Device("cuda", gpus, "a GPU")
     resolved = types.SimpleNamespace(command=command, slime=slime)
     assert [fleet.first_device(resolved, place, device) for place in range(len(expected))] == expected
@@ -77,16 +78,9 @@ def test_engines_begin_at_the_first_gpu_that_no_trainer_has(monkeypatch, command
 @contextlib.contextmanager
 def fleet_of(monkeypatch, tmp_path, **slime):
     monkeypatch.setattr(fleet, "start_router", lambda *a: Scripted())
-    given = {
-        "rollout_num_gpus_per_engine": 1,
-        "rollout_num_gpus": 2,
-        "actor_num_gpus_per_node": 1,
-        "colocate": False,
-        "rollout_seed": 7,
-    }
-    given |= {"sglang_router_ip": "127.0.0.1", "sglang_router_port": None}
+    given = {"rollout_num_gpus": 2, "rollout_seed": 7} | slime
     resolved = types.SimpleNamespace(
-        command="serve-rollout", slime=given | slime, sglang={}, megatron={}, router_argv=list, argv=()
+        command="serve-rollout", slime=SlimeOptions(**given), sglang={}, megatron={}, router_argv=list, argv=()
     )
     monkeypatch.setattr(fleet, "engine_argv", lambda resolved, model: [])
     made = fleet.Fleet(resolved, "model", tmp_path, Scripted, lambda text: None)

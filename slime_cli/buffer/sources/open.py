@@ -7,7 +7,6 @@
 import functools
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from slime_cli.buffer.sources.base import (
     BadRow,
@@ -26,6 +25,7 @@ from slime_cli.buffer.sources.files import (
 from slime_cli.buffer.sources.gym import GymSource
 from slime_cli.errors import DataError, UsageError
 from slime_cli.options.derive import evaluation_sets
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.text import nearest
 
 __all__ = ["BadRow", "PromptSource", "evaluations_of", "open_source", "prompts_of"]
@@ -62,25 +62,25 @@ def open_source(
     return _open_path(uri, base, contract, window, on_bad_row)
 
 
-def prompts_of(s: dict[str, Any]) -> PromptSource:
+def prompts_of(s: SlimeOptions) -> PromptSource:
     """``--prompt-data``. ``s``: slime's options by dest, here and below."""
-    return _opened(s, s["prompt_data"], s["input_key"], s["label_key"])
+    return _opened(s, s.prompt_data, s.input_key, s.label_key)
 
 
-def evaluations_of(s: dict[str, Any], left_out: Sequence[str] = ()) -> list[PromptSource | None]:
+def evaluations_of(s: SlimeOptions, left_out: Sequence[str] = ()) -> list[PromptSource | None]:
     """The sets of ``--eval-prompt-data``, in order; None for one that is ``left_out``."""
     uris = [uri for _, uri in evaluation_sets(s)]
-    return [None if uri in left_out else _opened(s, uri, s["eval_input_key"], s["eval_label_key"]) for uri in uris]
+    return [None if uri in left_out else _opened(s, uri, s.eval_input_key, s.eval_label_key) for uri in uris]
 
 
-def _opened(s: dict[str, Any], uri: str, input_key: str, label_key: str | None) -> PromptSource:
+def _opened(s: SlimeOptions, uri: str, input_key: str, label_key: str | None) -> PromptSource:
     return open_source(
         uri,
         input_key=input_key,
         label_key=label_key,
-        metadata_key=s["metadata_key"],
-        tool_key=s["tool_key"],
-        on_bad_row=s["on_bad_row"],
+        metadata_key=s.metadata_key,
+        tool_key=s.tool_key,
+        on_bad_row=s.on_bad_row,
     )
 
 

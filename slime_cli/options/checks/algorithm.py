@@ -12,44 +12,44 @@ from slime_cli.options.resolve import Resolved
 
 def algorithm(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    if not (0 <= s["eps_clip"] <= 1 and s["eps_clip_high"] >= 0):
+    if not (0 <= s.eps_clip <= 1 and s.eps_clip_high >= 0):
         yield (
-            f"--eps-clip {s['eps_clip']} and --eps-clip-high {s['eps_clip_high']}",
+            f"--eps-clip {s.eps_clip} and --eps-clip-high {s.eps_clip_high}",
             "ratios need 0 <= low <= 1 (1 is no lower bound) and 0 <= high",
         )
-    if s["eps_clip_c"] is not None and s["eps_clip_c"] <= 1:
-        yield f"--eps-clip-c is {s['eps_clip_c']}", "the bound of dual clip must be above 1 (3 is usual)"
-    if s["use_kl_loss"] and s["kl_loss_coef"] == 0:
+    if s.eps_clip_c is not None and s.eps_clip_c <= 1:
+        yield f"--eps-clip-c is {s.eps_clip_c}", "the bound of dual clip must be above 1 (3 is usual)"
+    if s.use_kl_loss and s.kl_loss_coef == 0:
         yield "--use-kl-loss with --kl-loss-coef 0: the divergence is logged and does not change the gradient"
     yield from _without_effect(r)
-    if s["loss_type"] == "custom_loss" and not s["custom_loss_function_path"]:
+    if s.loss_type == "custom_loss" and not s.custom_loss_function_path:
         yield "--loss-type custom_loss needs --custom-loss-function-path", "give the function"
-    if s["loss_type"] != "custom_loss" and r.origins["slime.custom_loss_function_path"] == "flag":
-        yield no_effect(["--custom-loss-function-path"], f"with --loss-type {s['loss_type']}")
-    if s["loss_type"] == "custom_loss" and s["custom_pg_loss_reducer_function_path"]:
+    if s.loss_type != "custom_loss" and r.origins["slime.custom_loss_function_path"] == "flag":
+        yield no_effect(["--custom-loss-function-path"], f"with --loss-type {s.loss_type}")
+    if s.loss_type == "custom_loss" and s.custom_pg_loss_reducer_function_path:
         flag = own.flag("custom_pg_loss_reducer_function_path")
         yield no_effect([flag], "with --loss-type custom_loss: your own function reduces the loss")
     for name in ("only_train_params_name_list", "freeze_params_name_list"):
-        yield from _patterns(own.flag(name), s[name] or ())
-    if s["only_train_params_name_list"] and s["freeze_params_name_list"]:
+        yield from _patterns(own.flag(name), getattr(s, name) or ())
+    if s.only_train_params_name_list and s.freeze_params_name_list:
         yield "--only-train-params-name-list and --freeze-params-name-list exclude each other", "keep one of the two"
-    if s["loss_type"] == "sft_loss":
+    if s.loss_type == "sft_loss":
         return
-    if s["advantage_estimator"] in GROUP_RELATIVE and s["kl_coef"] and not s["custom_advantage_function_path"]:
+    if s.advantage_estimator in GROUP_RELATIVE and s.kl_coef and not s.custom_advantage_function_path:
         instead = "--use-kl-loss with --kl-loss-coef has"
-        yield no_effect(["--kl-coef"], f"with --advantage-estimator {s['advantage_estimator']}; {instead}")
-    if s["kl_coef"] and s["use_kl_loss"] and s["kl_loss_coef"]:
+        yield no_effect(["--kl-coef"], f"with --advantage-estimator {s.advantage_estimator}; {instead}")
+    if s.kl_coef and s.use_kl_loss and s.kl_loss_coef:
         yield (
             "--kl-coef and --kl-loss-coef both weigh the divergence from the reference",
             "keep it in the reward or in the loss",
         )
-    compared = s["advantage_estimator"] in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
-    if s["n_samples_per_prompt"] == 1 and s["rewards_normalization"] and compared:
+    compared = s.advantage_estimator in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
+    if s.n_samples_per_prompt == 1 and s.rewards_normalization and compared:
         yield (
             "--n-samples-per-prompt 1: compared within its group every reward is 0, and nothing is learnt",
             "raise it, or give --disable-rewards-normalization",
         )
-    if not s["rewards_normalization"] and r.origins["slime.grpo_std_normalization"] == "flag":
+    if not s.rewards_normalization and r.origins["slime.grpo_std_normalization"] == "flag":
         yield no_effect(["--disable-grpo-std-normalization"], "with --disable-rewards-normalization")
 
 
@@ -91,16 +91,16 @@ _OF_ESTIMATORS = {
 
 
 def _without_effect(r: Resolved) -> Iterator[str]:
-    if r.slime["loss_type"] == "sft_loss":
+    if r.slime.loss_type == "sft_loss":
         return  # supervised.py says so of all of them
     s = r.slime
     found = collections.defaultdict(list)
     for name, needed in _NEEDS.items():
-        if r.origins[f"slime.{name}"] == "flag" and not any(s[other] for other in needed):
+        if r.origins[f"slime.{name}"] == "flag" and not any(getattr(s, other) for other in needed):
             found[f"without {' or '.join(own.flag(other) for other in needed)}"].append(own.flag(name))
     for name, estimators in _OF_ESTIMATORS.items():
-        if r.origins[f"slime.{name}"] == "flag" and s["advantage_estimator"] not in estimators:
-            why = f"with --advantage-estimator {s['advantage_estimator']}, only with {', '.join(estimators)}"
+        if r.origins[f"slime.{name}"] == "flag" and s.advantage_estimator not in estimators:
+            why = f"with --advantage-estimator {s.advantage_estimator}, only with {', '.join(estimators)}"
             found[why].append(own.flag(name))
     for why, flags in found.items():
         yield no_effect(flags, why)
@@ -112,7 +112,7 @@ _MOMENTS = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "optimizer
 
 def optimizer(r: Resolved) -> Iterator[Problem | str]:
     megatron = r.megatron
-    stateless = r.slime["use_stateless_adam"]
+    stateless = r.slime.use_stateless_adam
     least = megatron.get("min_lr", 0)
     most = megatron.get("lr")
     if most is not None and least > most:
@@ -122,7 +122,7 @@ def optimizer(r: Resolved) -> Iterator[Problem | str]:
     for name in _MOMENTS if stateless else ():
         if megatron.get(name):
             yield f"--{name.replace('_', '-')} is about moments, and --use-stateless-adam keeps none", "keep one"
-    if stateless and r.slime["reset_optimizer_states"]:
+    if stateless and r.slime.reset_optimizer_states:
         yield no_effect(["--reset-optimizer-states"], "with --use-stateless-adam: there is nothing to forget")
     if megatron.get("async_save") and megatron.get("optimizer_cpu_offload"):
         yield "--async-save cannot write what --optimizer-cpu-offload keeps in pinned memory", "keep one"

@@ -9,25 +9,25 @@ from slime_cli.options.resolve import Resolved
 
 
 def required(r: Resolved) -> Iterator[Problem | str]:
-    if not r.slime["hf_checkpoint"]:
+    if not r.slime.hf_checkpoint:
         yield "--hf-checkpoint is missing", "give the Hugging Face folder of the model"
     if r.command != "train":
         return
-    if not r.slime["prompt_data"]:
+    if not r.slime.prompt_data:
         yield "--prompt-data is missing", "give a file of prompts, or reasoning-gym:TASK"
-    if r.slime["num_rollout"] is None and r.slime["num_epoch"] is None:
+    if r.slime.num_rollout is None and r.slime.num_epoch is None:
         yield "--num-rollout is missing", "say how many rollout steps to run, or give --num-epoch"
-    if not r.slime["rollout_batch_size"]:
+    if not r.slime.rollout_batch_size:
         yield "--rollout-batch-size is missing", "say how many prompts one rollout step takes"
-    both = r.slime["num_epoch"] is not None and r.slime["num_rollout"] is not None
+    both = r.slime.num_epoch is not None and r.slime.num_rollout is not None
     if both and r.origins["slime.num_epoch"] == "flag":
         yield no_effect(["--num-epoch"], "beside --num-rollout, which says how many steps there are")
 
 
 def batch(r: Resolved) -> Iterator[Problem | str]:
-    prompts = r.slime["rollout_batch_size"]
-    group = r.slime["n_samples_per_prompt"]
-    steps = r.slime["num_steps_per_rollout"]
+    prompts = r.slime.rollout_batch_size
+    group = r.slime.n_samples_per_prompt
+    steps = r.slime.num_steps_per_rollout
     batch = r.megatron.get("global_batch_size")
     if not prompts:
         return
@@ -43,34 +43,34 @@ def batch(r: Resolved) -> Iterator[Problem | str]:
         return
     dp = layout(r)["dp"]
     micro = r.megatron.get("micro_batch_size", 1)
-    if not r.slime["use_dynamic_batch_size"] and dp and batch % (dp * micro):
+    if not r.slime.use_dynamic_batch_size and dp and batch % (dp * micro):
         yield (
             f"--global-batch-size {batch} is not a multiple of data parallel {dp} x --micro-batch-size {micro}",
             "change one, or give --use-dynamic-batch-size with --max-tokens-per-gpu",
         )
     elif batch < dp:
         yield f"--global-batch-size {batch} is below data parallel {dp}: some ranks have nothing to do in every step"
-    if dp == 1 and r.slime["balance_data"] and r.origins["slime.balance_data"] == "flag":
+    if dp == 1 and r.slime.balance_data and r.origins["slime.balance_data"] == "flag":
         yield "--balance-data has no effect with data parallel 1"
-    over = r.slime["over_sampling_batch_size"]
+    over = r.slime.over_sampling_batch_size
     if over is not None and over < prompts:
         yield f"--over-sampling-batch-size {over} is below --rollout-batch-size {prompts}", "raise it, or leave it out"
 
 
 def tokens(r: Resolved) -> Iterator[Problem | str]:
-    dynamic = r.slime["use_dynamic_batch_size"]
-    cap = r.slime["max_tokens_per_gpu"]
+    dynamic = r.slime.use_dynamic_batch_size
+    cap = r.slime.max_tokens_per_gpu
     if dynamic and not cap:
         yield "--use-dynamic-batch-size needs --max-tokens-per-gpu", "give the tokens that one rank can take"
     if not dynamic:
         names = ("max_tokens_per_gpu", "oversize", "balance_by_flops")
         if unused := [own.flag(name) for name in names if r.origins[f"slime.{name}"] == "flag"]:
             yield no_effect(unused, "without --use-dynamic-batch-size")
-    answer = r.slime["rollout_max_response_len"]
-    prompt = r.slime["rollout_max_prompt_len"] or 0
+    answer = r.slime.rollout_max_response_len
+    prompt = r.slime.rollout_max_prompt_len or 0
     room = (cap or 0) * layout(r)["cp"]
     if dynamic and cap and answer and answer + prompt > room:
-        policy = f"--oversize {r.slime['oversize']} applies"
+        policy = f"--oversize {r.slime.oversize} applies"
         yield f"samples can have {answer + prompt} tokens and a micro-batch takes {room}: {policy}"
     context = r.sglang.get("context_length")
     if isinstance(context, int) and answer and answer + prompt > context:

@@ -9,15 +9,15 @@ from slime_cli.options.resolve import Resolved
 
 def off_policy(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    if s["loss_type"] == "sft_loss":
+    if s.loss_type == "sft_loss":
         return
     for name in ("use_tis", "use_rs"):
-        if s[name] and s["use_rollout_logprobs"]:
+        if getattr(s, name) and s.use_rollout_logprobs:
             yield (
                 f"{own.flag(name)} with --use-rollout-logprobs: the old policy is the engine's, so their ratio is 1",
                 "keep one of the two",
             )
-    if s["get_mismatch_metrics"] and s["use_rollout_logprobs"]:
+    if s.get_mismatch_metrics and s.use_rollout_logprobs:
         yield (
             (
                 "--get-mismatch-metrics with --use-rollout-logprobs: the old policy is the engine's, so there is no"
@@ -25,51 +25,54 @@ def off_policy(r: Resolved) -> Iterator[Problem | str]:
             ),
             "keep one of the two",
         )
-    if s["loss_type"] == "custom_loss" and s["use_top_p_replay"]:
+    if s.loss_type == "custom_loss" and s.use_top_p_replay:
         yield (
             "--use-top-p-replay with --loss-type custom_loss: such a loss gets logits of the whole distribution",
             "keep one of the two",
         )
     for prefix, low, high in (("tis", "tis_clip_low", "tis_clip"), ("rs", "rs_lower_bound", "rs_upper_bound")):
-        if s[f"use_{prefix}"] and not 0 <= s[low] <= s[high]:
-            yield f"{own.flag(low)} {s[low]} and {own.flag(high)} {s[high]}", "ratios need 0 <= lower <= upper"
-    if s["use_tis"] and s["tis_mode"] == "truncate" and s["tis_clip_low"]:
+        if getattr(s, f"use_{prefix}") and not 0 <= getattr(s, low) <= getattr(s, high):
+            yield (
+                f"{own.flag(low)} {getattr(s, low)} and {own.flag(high)} {getattr(s, high)}",
+                "ratios need 0 <= lower <= upper",
+            )
+    if s.use_tis and s.tis_mode == "truncate" and s.tis_clip_low:
         yield no_effect(["--tis-clip-low"], "with --tis-mode truncate, only with clip or mask")
     yield from _routing(r)
-    if s["use_opd"]:
+    if s.use_opd:
         yield from teacher(r)
     yield from interval(r)
 
 
 def _routing(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    if s["use_routing_replay"] and s["use_rollout_routing_replay"]:
+    if s.use_routing_replay and s.use_rollout_routing_replay:
         yield (
             "--use-routing-replay and --use-rollout-routing-replay exclude each other",
             "follow the old policy's pass or the engine",
         )
-    if s["use_routing_replay"] and s["use_rollout_logprobs"]:
+    if s.use_routing_replay and s.use_rollout_logprobs:
         yield (
             "--use-routing-replay with --use-rollout-logprobs: no pass of the old policy chooses experts",
             "use --use-rollout-routing-replay",
         )
-    if s["use_routing_replay"] and s["num_steps_per_rollout"] == 1 and not s["keep_old_actor"]:
+    if s.use_routing_replay and s.num_steps_per_rollout == 1 and not s.keep_old_actor:
         yield "--use-routing-replay with one step a rollout: the policy has not moved since the pass that it replays"
-    if r.megatron.get("moe_router_fusion") and (s["use_routing_replay"] or s["use_rollout_routing_replay"]):
+    if r.megatron.get("moe_router_fusion") and (s.use_routing_replay or s.use_rollout_routing_replay):
         yield "--moe-router-fusion leaves out the replay of experts", "leave it out"
 
 
 def interval(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    if s["keep_old_actor"] and s["update_weights_interval"] == 1:
+    if s.keep_old_actor and s.update_weights_interval == 1:
         why = "with --update-weights-interval 1: each rollout begins with the engines' weights"
         yield no_effect(["--keep-old-actor"], why)
-    elif s["keep_old_actor"] and s["use_rollout_logprobs"]:
+    elif s.keep_old_actor and s.use_rollout_logprobs:
         yield no_effect(["--keep-old-actor"], "with --use-rollout-logprobs, which takes the engine's own numbers")
-    corrected = any(s[name] for name in ("keep_old_actor", "use_rollout_logprobs", "use_tis", "use_rs"))
-    if s["update_weights_interval"] > 1 and not corrected:
+    corrected = any(getattr(s, name) for name in ("keep_old_actor", "use_rollout_logprobs", "use_tis", "use_rs"))
+    if s.update_weights_interval > 1 and not corrected:
         yield (
-            f"--update-weights-interval {s['update_weights_interval']}: the loss takes samples of older weights for the"
+            f"--update-weights-interval {s.update_weights_interval}: the loss takes samples of older weights for the"
             " policy's own; --keep-old-actor, --use-rollout-logprobs or --use-tis weigh them by what generated them"
         )
 
@@ -82,8 +85,8 @@ def teacher(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     if r.origins["slime.opd_teacher_url"] == "derived":
         yield "--rm-url is taken for the teacher's address, as in slime's scripts; --opd-teacher-url is its own option"
-    kind = s["opd_type"]
-    given = [dest for dest in _TEACHERS.values() if s[dest]]
+    kind = s.opd_type
+    given = [dest for dest in _TEACHERS.values() if getattr(s, dest)]
     if not given:
         yield (
             "--use-opd needs --opd-teacher-load or --opd-teacher-url",
@@ -97,10 +100,10 @@ def teacher(r: Resolved) -> Iterator[Problem | str]:
             f"--opd-type {kind} takes {own.flag(_TEACHERS[kind])}, not {', '.join(others)}",
             "give the one that it takes, alone",
         )
-    if kind == "sglang" and s["rollout_temperature"] != 1:
+    if kind == "sglang" and s.rollout_temperature != 1:
         yield (
             (
-                f"--opd-type sglang with --rollout-temperature {s['rollout_temperature']}: SGLang's log-probabilities"
+                f"--opd-type sglang with --rollout-temperature {s.rollout_temperature}: SGLang's log-probabilities"
                 " of a prompt are at temperature 1, and would not compare with the student's"
             ),
             "sample at temperature 1, or take the teacher's weights with --opd-teacher-load",
@@ -113,21 +116,21 @@ REPLAYED = 1024
 
 def cut(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    if not s["use_top_p_replay"]:
+    if not s.use_top_p_replay:
         yield (
             "--rollout-top-p or --rollout-top-k cuts what is sampled from, while engine and trainer both take"
             " log-probabilities of the whole distribution: none of them is the probability that a token was sampled"
             " with; --use-top-p-replay takes that"
         )
-    elif not 0 < s["rollout_top_k"] <= REPLAYED:
+    elif not 0 < s.rollout_top_k <= REPLAYED:
         yield (
             (
-                f"--use-top-p-replay with --rollout-top-k {s['rollout_top_k']}: it bounds the tokens that an engine"
+                f"--use-top-p-replay with --rollout-top-k {s.rollout_top_k}: it bounds the tokens that an engine"
                 " reports at a position"
             ),
             f"give one between 1 and {REPLAYED}",
         )
-    elif s["opd_type"] == "sglang":
+    elif s.opd_type == "sglang":
         yield (
             "--use-top-p-replay with --opd-type sglang: the teacher's log-probabilities are of the whole distribution",
             "keep one of the two",

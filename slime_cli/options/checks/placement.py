@@ -14,7 +14,7 @@ def layout(resolved: Resolved) -> dict[str, int]:
     tp = megatron.get("tensor_model_parallel_size", 1)
     pp = megatron.get("pipeline_model_parallel_size", 1)
     cp = megatron.get("context_parallel_size", 1)
-    world = slime["actor_num_nodes"] * slime["actor_num_gpus_per_node"]
+    world = slime.actor_num_nodes * slime.actor_num_gpus_per_node
     model = max(tp * pp * cp, 1)
     return {
         "tp": tp,
@@ -23,18 +23,18 @@ def layout(resolved: Resolved) -> dict[str, int]:
         "dp": 0 if world % model else world // model,
         "ep": megatron.get("expert_model_parallel_size", 1),
         "world_size": world,
-        "engine_tp": slime["rollout_num_gpus_per_engine"],
-        "engines": (slime["rollout_num_gpus"] or 0) // max(slime["rollout_num_gpus_per_engine"], 1),
+        "engine_tp": slime.rollout_num_gpus_per_engine,
+        "engines": (slime.rollout_num_gpus or 0) // max(slime.rollout_num_gpus_per_engine, 1),
     }
 
 
 def cluster(r: Resolved) -> Iterator[Problem | str]:
-    devices = r.slime["rollout_num_gpus"] or 0
-    each = r.slime["rollout_num_gpus_per_engine"]
-    endpoint = r.slime["rollout_endpoint"]
+    devices = r.slime.rollout_num_gpus or 0
+    each = r.slime.rollout_num_gpus_per_engine
+    endpoint = r.slime.rollout_endpoint
     if each > 0 and devices % each:
         yield f"--rollout-num-gpus {devices} is not a multiple of --rollout-num-gpus-per-engine {each}", "change one"
-    if endpoint and r.slime["colocate"]:
+    if endpoint and r.slime.colocate:
         yield (
             "--colocate and --rollout-endpoint exclude each other",
             "engines of another process cannot be moved: keep one",
@@ -50,12 +50,12 @@ def cluster(r: Resolved) -> Iterator[Problem | str]:
         unused += [f"--{dest.replace('_', '-')}" for dest in own if r.origins[f"slime.{dest}"] == "flag"]
         if unused:
             yield no_effect(unused, "with --rollout-endpoint: they are for `slime serve-rollout`")
-    elif devices == 0 and r.slime["loss_type"] != "sft_loss":
+    elif devices == 0 and r.slime.loss_type != "sft_loss":
         yield (
             "--rollout-num-gpus is 0 and there is no --rollout-endpoint",
             "something must generate: give one of the two",
         )
-    if r.slime["colocate"] and not endpoint and devices > layout(r)["world_size"]:
+    if r.slime.colocate and not endpoint and devices > layout(r)["world_size"]:
         yield (
             f"--colocate has {layout(r)['world_size']} devices, --rollout-num-gpus is {devices}",
             "leave the latter out",
@@ -69,7 +69,7 @@ def parallel(r: Resolved) -> Iterator[Problem | str]:
     if sizes["dp"] == 0:
         yield (
             (
-                f"{world} trainer ranks ({r.slime['actor_num_nodes']} nodes x {r.slime['actor_num_gpus_per_node']})"
+                f"{world} trainer ranks ({r.slime.actor_num_nodes} nodes x {r.slime.actor_num_gpus_per_node})"
                 f" cannot be split into tensor {tp} x pipeline {pp} x context {cp} = {tp * pp * cp}"
             ),
             "change --actor-num-gpus-per-node or the parallel sizes",

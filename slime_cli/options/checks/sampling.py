@@ -10,47 +10,47 @@ from slime_cli.options.resolve import Resolved
 
 def sampling(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    if not isinstance(s["apply_chat_template_kwargs"], dict):
+    if not isinstance(s.apply_chat_template_kwargs, dict):
         yield "--apply-chat-template-kwargs is not a JSON object", """write '{"name": value}'"""
-    if not 0 < s["rollout_temperature"] < math.inf:
+    if not 0 < s.rollout_temperature < math.inf:
         yield (
-            f"--rollout-temperature is {s['rollout_temperature']}",
+            f"--rollout-temperature is {s.rollout_temperature}",
             "training needs samples with probabilities: above 0",
         )
-    if s["loss_type"] != "sft_loss" and (s["rollout_top_p"] < 1 or s["rollout_top_k"] > 0):
+    if s.loss_type != "sft_loss" and (s.rollout_top_p < 1 or s.rollout_top_k > 0):
         yield from cut(r)
-    elif s["use_top_p_replay"] and s["loss_type"] != "sft_loss":
+    elif s.use_top_p_replay and s.loss_type != "sft_loss":
         yield no_effect(["--use-top-p-replay"], "without --rollout-top-p or --rollout-top-k: nothing is cut")
 
 
 def reward(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    builtin = str(s["prompt_data"] or "").startswith("reasoning-gym:")
-    if s["loss_type"] != "sft_loss" and not (s["rm_type"] or s["custom_rm_path"] or builtin):
-        if s["custom_generate_function_path"]:
+    builtin = str(s.prompt_data or "").startswith("reasoning-gym:")
+    if s.loss_type != "sft_loss" and not (s.rm_type or s.custom_rm_path or builtin):
+        if s.custom_generate_function_path:
             yield "no reward: each sample must come with its own from --custom-generate-function-path, or be dropped"
         else:
             yield (
                 "no reward: neither --rm-type nor --custom-rm-path",
                 "give one; only reasoning-gym: prompts and --custom-generate-function-path bring their own",
             )
-    if s["rm_type"] in ("remote_rm", "boxed_remote_rm") and not s["rm_url"]:
-        yield f"--rm-type {s['rm_type']} needs --rm-url", "give the service's address"
-    if s["rm_url"] and not s["rm_url"].startswith(("http://", "https://")):
-        yield f"--rm-url {s['rm_url']}: not an address", "write http://HOST:PORT/PATH"
-    if s["group_rm"] and not s["custom_rm_path"]:
+    if s.rm_type in ("remote_rm", "boxed_remote_rm") and not s.rm_url:
+        yield f"--rm-type {s.rm_type} needs --rm-url", "give the service's address"
+    if s.rm_url and not s.rm_url.startswith(("http://", "https://")):
+        yield f"--rm-url {s.rm_url}: not an address", "write http://HOST:PORT/PATH"
+    if s.group_rm and not s.custom_rm_path:
         yield "--group-rm needs --custom-rm-path", "built-in rewards look at one sample"
 
 
 def evaluation(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    data = s["eval_prompt_data"] or []
+    data = s.eval_prompt_data or []
     if len(data) % 2 and len(data) > 1:
         fix = "give pairs: NAME PATH NAME PATH; one PATH alone is named after its file"
         yield f"--eval-prompt-data has {len(data)} words", fix
     elif len(set(data[::2])) < len(data) // 2:
         yield f"--eval-prompt-data names a set twice: {' '.join(data[::2])}", "give each its own name"
-    if s["eval_interval"] and not data:
+    if s.eval_interval and not data:
         yield "--eval-interval without --eval-prompt-data", "give a set to evaluate on"
 
 

@@ -21,13 +21,13 @@ ROLLOUTS = {
 def settled(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     yield from _vocabulary(r.megatron)
-    yield from _rollout_function(s["rollout_function_path"], s["loss_type"])
+    yield from _rollout_function(s.rollout_function_path, s.loss_type)
     for name in ("debug_train_only", "compute_advantages_and_returns"):
-        other = s[name] != own.by_dest()[name].default
-        if other and s["loss_type"] != "sft_loss":
+        other = getattr(s, name) != own.by_dest()[name].default
+        if other and s.loss_type != "sft_loss":
             fix = "it goes with --loss-type sft_loss: leave it out"
-            yield f"{own.flag(name)} with --loss-type {s['loss_type']}", fix
-    if kept := [own.flag(name) for name in ("no_offload_train", "no_offload_rollout") if s[name]]:
+            yield f"{own.flag(name)} with --loss-type {s.loss_type}", fix
+    if kept := [own.flag(name) for name in ("no_offload_train", "no_offload_rollout") if getattr(s, name)]:
         yield no_effect(kept, "here: nothing is offloaded")
 
 
@@ -54,7 +54,7 @@ def _rollout_function(path: str | None, loss: str) -> Iterator[Problem]:
 
 
 def exports(r: Resolved) -> Iterator[Problem | str]:
-    given = r.slime["save_hf"]
+    given = r.slime.save_hf
     try:
         folders = [given.format(rollout_id=rollout_id) for rollout_id in (0, 1)] if given else []
     except (KeyError, IndexError, ValueError, AttributeError) as error:

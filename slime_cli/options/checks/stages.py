@@ -23,12 +23,12 @@ def agree(stages: list[tuple[str, Resolved]]) -> None:
     for name, other in rest:
         for section, dests in ONCE.items():
             for dest in dests:
-                if getattr(one, section).get(dest) != getattr(other, section).get(dest):
+                if one.values(section).get(dest) != other.values(section).get(dest):
                     raise UsageError(
                         f"{first} and {name} differ in --{dest.replace('_', '-')}, which is settled once for the run",
                         "give it at the top of the profile, or as a flag",
                     )
-    served = [(name, stage) for name, stage in stages if stage.slime["loss_type"] != "sft_loss"]
+    served = [(name, stage) for name, stage in stages if stage.slime.loss_type != "sft_loss"]
     for name, other in served[1:]:
         if other.sglang != served[0][1].sglang:
             raise UsageError(

@@ -19,7 +19,7 @@ ROLLOUT = """
 
 
 def supervised(r: Resolved) -> Iterator[str]:
-    if r.slime["loss_type"] != "sft_loss":
+    if r.slime.loss_type != "sft_loss":
         return
     idle = [o for o in own.OPTIONS if o.group in GROUPS and o.dest not in BOTH or o.dest in ROLLOUT]
     flags = [o.flag for o in idle if r.origins[f"slime.{o.dest}"] == "flag"]

@@ -1,0 +1,113 @@
+"""How an option of slime's own is declared: once, as a typed field of a frozen dataclass in :mod:`slime_cli.options.groups`.
+
+Everything that is known of an option is here: parser, ``--help``, bounds, what it needs, who reads it and whether a
+resume may change it are read from the field. The field's annotation says what a value is: ``int``, ``float``, ``str``,
+``bool`` (a flag), ``dict`` (JSON), a list of those, or a ``Literal`` of choices; ``| None`` where it may be left out.
+"""
+
+import copy
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from slime_cli.options.spec import Option
+
+Resume = Literal["same", "free"]
+"""Whether a resumed run may have another value: no, because what was trained so far would not be what it says; or yes."""
+EITHER = ("train", "serve-rollout")
+"""Commands of an option that both of them read."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Numbers that make sense."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    also: tuple[float, ...] = ()
+    """Numbers outside the bounds that have a meaning of their own; infinity is one only if it is here."""
+
+    def allow(self, value: float) -> bool:
+        if value in self.also:
+            return True
+        return (
+            math.isfinite(value)
+            and (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+
+    def __str__(self) -> str:
+        """Completes "it must be"."""
+        if self.ge is not None and self.le is not None:
+            text = f"between {self.ge} and {self.le}"
+        else:
+            words = {"at least": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
+            text = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+        if math.inf in self.also:
+            return f"{text}, or inf"
+        return " or ".join([*map(str, self.also), text])
+
+
+AT_LEAST_0 = Bounds(ge=0)
+AT_LEAST_1 = Bounds(ge=1)
+ABOVE_0 = Bounds(gt=0)
+PORT = Bounds(ge=1, le=65535)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnOption(Option):
+    """An option of slime's own."""
+
+    group: str
+    bounds: Bounds | None = None
+    """None: any number, or no number at all."""
+    needs: tuple[str, ...] = ()
+    """Options of which one must be given for this one to have an effect."""
+    estimators: tuple[str, ...] = ()
+    """Advantage estimators that read it; all of them when empty."""
+    commands: tuple[str, ...] = ("train",)
+    resume: Resume = "same"
+
+
+def option(default: Any, help: str, *, flag: str = "", bounds: Bounds | None = None, **more: Any) -> Any:
+    """A field of a group. ``flag`` where it is not the name with hyphens; ``more``: fields of :class:`OwnOption`.
+
+    A flag that is on by default stores False, so that code reads a positive.
+    """
+    metadata = {"flag": flag, "help": help, "bounds": bounds, **more}
+    if isinstance(default, dict | list):
+        return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def options_of(group: str, declared: type) -> Iterator[OwnOption]:
+    """Every option that the fields of a group declare."""
+    for field in dataclasses.fields(declared):
+        more = dict(field.metadata)
+        flag = more.pop("flag") or f"--{field.name.replace('_', '-')}"
+        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        kind = _kind(field.type)
+        if kind["type"] == "bool":
+            kind["action"] = "store_false" if default else "store_true"
+        yield OwnOption(dest=field.name, flags=(flag,), default=default, group=group, **kind, **more)
+
+
+def _kind(annotation: Any) -> dict[str, Any]:
+    """Type, choices and number of words."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        (annotation,) = (arm for arm in typing.get_args(annotation) if arm is not types.NoneType)
+    origin = typing.get_origin(annotation)
+    if origin is list:
+        return _kind(typing.get_args(annotation)[0]) | {"nargs": "+"}
+    if origin is Literal:
+        return {"type": "str", "choices": typing.get_args(annotation)}
+    if origin is dict:
+        return {"type": "json"}
+    return {"type": annotation.__name__}

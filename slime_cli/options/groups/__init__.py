@@ -1,0 +1,43 @@
+"""slime's own options by subject: each declared once, as a field of a frozen dataclass.
+
+:class:`SlimeOptions` has all of them, flat, and is what every stage reads: ``s.num_rollout``.
+"""
+
+from dataclasses import dataclass
+
+from slime_cli.options.groups.algorithm import Algorithm
+from slime_cli.options.groups.batch import Batch
+from slime_cli.options.groups.cluster import Cluster
+from slime_cli.options.groups.data import Data
+from slime_cli.options.groups.evaluation import Evaluation
+from slime_cli.options.groups.launch_script import LaunchScript
+from slime_cli.options.groups.model import Model
+from slime_cli.options.groups.off_policy import OffPolicy
+from slime_cli.options.groups.reward import Reward
+from slime_cli.options.groups.rollout import Rollout
+from slime_cli.options.groups.run import Run
+from slime_cli.options.groups.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlimeOptions(
+    LaunchScript, Run, OffPolicy, Algorithm, Evaluation, Reward, Batch, Data, Schedule, Rollout, Model, Cluster
+):
+    """Every option of slime's own, resolved. A value that differs is made by ``dataclasses.replace``."""
+
+
+GROUPS: dict[str, type] = {
+    "cluster": Cluster,
+    "model": Model,
+    "rollout": Rollout,
+    "schedule": Schedule,
+    "data": Data,
+    "batch": Batch,
+    "reward": Reward,
+    "eval": Evaluation,
+    "algorithm": Algorithm,
+    "off-policy": OffPolicy,
+    "run": Run,
+    "launch-script": LaunchScript,
+}
+"""Name -> options; in the order of ``--help``."""

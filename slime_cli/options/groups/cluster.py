@@ -1,0 +1,25 @@
+"""Which devices trainer and engines run on."""
+
+from dataclasses import dataclass
+
+from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Which devices trainer and engines run on."""
+
+    actor_num_nodes: int = option(1, "Machines that hold trainer ranks.", bounds=AT_LEAST_1)
+    actor_num_gpus_per_node: int = option(
+        1, "Trainer ranks on each machine: GPUs, or processes on a CPU.", bounds=AT_LEAST_1, commands=EITHER
+    )
+    rollout_num_gpus: int | None = option(
+        None,
+        "Devices of all engines together; as many as the trainer's with --colocate.",
+        bounds=AT_LEAST_0,
+        commands=EITHER,
+    )
+    rollout_num_gpus_per_engine: int = option(
+        1, "Devices of one engine, which it uses as tensor parallel ranks.", bounds=AT_LEAST_1, commands=EITHER
+    )
+    colocate: bool = option(False, "Trainer and engines take turns on the same devices.", commands=EITHER)

@@ -1,0 +1,24 @@
+"""What a run writes, and what a resume does."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slime_cli.options.declare import AT_LEAST_1, EITHER, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a run writes, and what a resume does."""
+
+    run_dir: str | None = option(
+        None, "Folder of the run: run.json, journal, rollouts, metrics, trace.", commands=EITHER, resume="free"
+    )
+    trace: Literal["on", "off"] = option("on", "Whether spans are recorded.", resume="free")
+    keep_rollouts: int | None = option(
+        None, "Rollout folders to keep, the newest; all when not given.", bounds=AT_LEAST_1
+    )
+    drop_rollouts: list[int] | None = option(
+        None,
+        "Rollout ids of batches that an interrupted run made, and that are dropped in place of being trained.",
+        resume="free",
+    )

@@ -1,0 +1,34 @@
+"""When the next rollout is generated, and when its weights are sent: beside training or after it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slime_cli.options.declare import AT_LEAST_0, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How generation and training share the time."""
+
+    schedule: Literal["sync", "one-step-off", "async"] = option(
+        "sync",
+        "Generate and train in turn, generate the next rollout while this one is trained (slime's train_async.py), or "
+        "generate all the time.",
+    )
+    max_staleness: int | None = option(
+        None,
+        "Rollouts that the weights which wrote a token may be behind those that are trained on it; 1, without a bound "
+        "with --schedule sync.",
+        bounds=AT_LEAST_0,
+    )
+    in_flight: Literal["drain", "pause", "abort"] = option(
+        "drain",
+        "What becomes of requests under way when new weights arrive: they are finished first, paused and continued "
+        "with the new weights, or aborted and continued later.",
+    )
+    partial_rollout: bool = option(
+        False, "End a rollout once its groups are there; unfinished answers are kept and continued in a later one."
+    )
+    mask_offpolicy_in_partial_rollout: bool = option(
+        False, "Do not train on the tokens that earlier weights wrote.", needs=("partial_rollout",)
+    )
