@@ -88,7 +88,7 @@ class TrainerRank:
             "tis": settings.custom_tis_function_path,
             "pg_loss_reducer": settings.custom_pg_loss_reducer_function_path,
         }
-        return {kind: hooks.guarded(path, kind) for kind, path in paths.items() if path}
+        return {kind: hooks.Hook.load(path, kind) for kind, path in paths.items() if path}
 
     def load(self, path: str, weights_only: bool) -> int:
         """A torch_dist checkpoint over what ``begin_stage`` loaded; the iteration it holds."""

@@ -16,24 +16,28 @@ from typing import Any
 from slime_cli import disk
 from slime_cli.errors import SlimeError, UsageError, together
 from slime_cli.hardware import device as hardware
+from slime_cli.hooks import kinds
+from slime_cli.hooks.table import KINDS
 from slime_cli.manifests import layout
 from slime_cli.models import architecture, tiny
 from slime_cli.options import own, roles
 from slime_cli.options.derive import evaluation_sets
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
 
 Say = Callable[[str], None]
 Named = list[tuple[str, str]]
 """Options with what they name."""
+REWARDS = ("reward", "group_reward")
+"""Kinds of the reward's option; which of them it is depends on ``--group-rm``."""
 HOOKS = {
-    "custom_generate_function_path": "generate",
-    "dynamic_sampling_filter_path": "dynamic_filter",
-    "custom_advantage_function_path": "advantage",
-    "custom_loss_function_path": "loss",
-    "custom_tis_function_path": "tis",
-    "custom_pg_loss_reducer_function_path": "pg_loss_reducer",
+    kind.option: name
+    for name, kind in KINDS.items()
+    if name not in REWARDS and kind.option != "rollout_function_path"  # it names slime's own: checks/settled.py
 }
-"""Option -> kind of function; the reward's depends on ``--group-rm``."""
+"""Option -> kind of function."""
+SUPERVISED = ("data_source", "loss", "model_provider", "megatron_init", "before_train_step")
+"""Kinds of functions that supervised training calls too."""
 PATHS = (
     "hf_checkpoint",
     "load",
@@ -111,16 +115,15 @@ def _looks(
 def _lacking(stage: Resolved) -> Named:
     """What the options name and this machine does not have."""
     s = stage.slime
-    named = [(dest, getattr(s, dest)) for dest in (*PATHS, "prompt_data", "custom_rm_path", *HOOKS) if getattr(s, dest)]
+    named = [(dest, getattr(s, dest)) for dest in (*PATHS, "prompt_data") if getattr(s, dest)]
+    named += [(dest, path) for dest in ("custom_rm_path", *HOOKS) for path in _paths(s, dest)]
     named += [("eval_prompt_data", uri) for _, uri in evaluation_sets(s)]
     return [(dest, value) for dest, value in named if not _is_here(dest, value)]
 
 
 def _is_here(dest: str, value: str) -> bool:
     if dest in (*HOOKS, "custom_rm_path"):
-        from slime_cli.hooks import kinds as hooks
-
-        return hooks.is_here(value)
+        return kinds.is_here(value)
     if dest in SOURCES:
         from slime_cli.buffer.sources.base import split_slice
 
@@ -248,15 +251,19 @@ def _data(stage: Resolved, planning: bool, lacking: Named) -> Any:
 def _functions(stage: Resolved) -> None:
     """Built-in rewards by name, users' functions by import."""
     s = stage.slime
-    if s.loss_type == "sft_loss":
-        return
-    if s.rm_type and not s.custom_rm_path:
+    supervised = s.loss_type == "sft_loss"
+    if s.rm_type and not s.custom_rm_path and not supervised:
         from slime_cli.rewards import graders
 
         graders.check_rm_type(s.rm_type)
-    of_reward = {"custom_rm_path": "group_reward" if s.group_rm else "reward"}
+    of_reward = {"custom_rm_path": REWARDS[bool(s.group_rm)]}
     for option, kind in (of_reward | HOOKS).items():
-        if getattr(s, option):
-            from slime_cli.hooks import kinds as hooks
+        if not supervised or kind in SUPERVISED:
+            for path in _paths(s, option):
+                kinds.load(path, kind)
 
-            hooks.load(getattr(s, option), kind)
+
+def _paths(s: SlimeOptions, dest: str) -> list[str]:
+    """What an option names: nothing, a function, or several."""
+    value = getattr(s, dest)
+    return value if isinstance(value, list) else [value] if value else []

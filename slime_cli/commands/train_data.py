@@ -33,7 +33,8 @@ def check(stages: list[tuple[str, Resolved, Sources]], say: Say) -> dict[str, in
 def sources(s: SlimeOptions, left_out: Sequence[str] = ()) -> Sources:
     """Opens the sources of a stage, but for those ``left_out``. Raises UsageError or DataError for one that is
     unfit."""
-    prompts = None if s.prompt_data in left_out else prompts_of(s)
+    known = s.prompt_data or s.data_source_path
+    prompts = prompts_of(s) if known and s.prompt_data not in left_out else None
     return prompts, evaluations_of(s, left_out)
 
 

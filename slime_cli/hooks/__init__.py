@@ -1,0 +1,22 @@
+"""What functions of a user's own may import. Importing it costs no torch; ``docs/hooks.md`` is its page."""
+
+from slime_cli.buffer.types import Sample, Status
+from slime_cli.hooks.client import Engine, EngineClient, engine
+from slime_cli.hooks.outputs import DynamicFilterOutput, RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime_cli.hooks.text import append_text, encode, new_sample, render, tokenizer
+
+__all__ = [
+    "DynamicFilterOutput",
+    "Engine",
+    "EngineClient",
+    "RolloutFnEvalOutput",
+    "RolloutFnTrainOutput",
+    "Sample",
+    "Status",
+    "append_text",
+    "encode",
+    "engine",
+    "new_sample",
+    "render",
+    "tokenizer",
+]

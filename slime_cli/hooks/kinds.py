@@ -4,13 +4,15 @@ Every ``--*-path`` option has a kind below: the call that slime makes. :func:`lo
 accepts that call or raises a UsageError saying what is wrong, where, and the nearest name. Loading is cached by path.
 """
 
+import asyncio
+import contextlib
 import dataclasses
 import functools
 import importlib
 import importlib.util
 import inspect
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -20,64 +22,8 @@ from slime_cli.buffer.values import NotPlain, plain
 from slime_cli.errors import SlimeError, UsageError
 from slime_cli.hooks import files as hook_files
 from slime_cli.hooks import raised
+from slime_cli.hooks.table import KINDS
 from slime_cli.text import nearest
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """How slime calls a hook."""
-
-    positional: tuple[str, ...]
-    keywords: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    """Keywords passed only when the signature has them (see :func:`accepted`)."""
-    form: str = "sync"
-    """``async``: must be a coroutine function; ``sync``: must not be; ``either``. A plain wrapper around a coroutine
-    function can
-    be any of them, so that what it returns is looked at when it is called."""
-
-    def __str__(self) -> str:
-        keywords = [f"{name}=" for name in (*self.keywords, *self.optional)]
-        star = ["*"] if keywords and not self.positional else []
-        return f"{'async ' if self.form == 'async' else ''}f({', '.join([*self.positional, *star, *keywords])})"
-
-
-KINDS = {
-    "generate": Call(("args", "sample", "sampling_params"), optional=("evaluation",), form="async"),
-    "reward": Call(("args", "sample"), form="either"),
-    "group_reward": Call(("args", "samples"), form="either"),
-    "dynamic_filter": Call(("args", "samples"), form="either"),
-    "rollout": Call(("args", "rollout_id", "data_source"), keywords=("evaluation",), form="either"),
-    "sample_hook": Call(("args", "sample"), keywords=("rollout_id", "evaluation"), form="either"),
-    "buffer_filter": Call(("args", "rollout_id", "buffer", "num_samples")),
-    "rollout_sample_filter": Call(("args", "data")),
-    "all_samples_process": Call(("args", "all_samples", "data_source")),
-    "reward_post_process": Call(("args", "samples")),
-    "convert_samples": Call(("args", "samples")),
-    "data_postprocess": Call(("args", "rollout_id", "rollout_data")),
-    "rollout_log": Call(("rollout_id", "args", "samples", "extra_metrics", "rollout_time")),
-    "eval_log": Call(("rollout_id", "args", "data", "extra_metrics")),
-    "data_source": Call(("args",)),
-    "loss": Call(("args", "batch", "logits", "sum_of_sample_mean")),
-    "advantage": Call(("args", "rollout_data")),
-    "tis": Call(
-        ("args",),
-        keywords=(
-            "pg_loss",
-            "train_log_probs",
-            "rollout_log_probs",
-            "loss_masks",
-            "total_lengths",
-            "response_lengths",
-        ),
-    ),
-    "pg_loss_reducer": Call(("total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss")),
-    "model_provider": Call(("pre_process", "post_process"), optional=("vp_stage",)),
-    "megatron_init": Call(("args",)),
-    "before_log_prob": Call(("args", "model", "store_prefix")),
-    "before_train_step": Call(("args", "rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler")),
-    "weight_post_write": Call(("args", "version_dir", "rollout_engines")),
-}
 
 
 def load(path: str, kind: str) -> Callable[..., Any]:
@@ -103,7 +49,7 @@ def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
         held = f"a list that holds {strange}" if isinstance(result, list) else strange
         raise UsageError(f"{where} returned {held}", "return a Sample, or a flat list of the Samples of one execution")
     identity = {"index": leased.index, "group_index": leased.group_index, "rollout_id": leased.rollout_id}
-    return [dataclasses.replace(one, **identity, part=part, **_plain_fields(one)) for part, one in enumerate(found)]
+    return [dataclasses.replace(one, **identity, part=part, **plain_fields(one)) for part, one in enumerate(found)]
 
 
 def unchanged(samples: list[Sample], copies: list[Sample]) -> bool:
@@ -125,7 +71,7 @@ def plain_or_none(value: Any) -> Any:
 OTHER_LISTS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "routed_experts_shape")
 
 
-def _plain_fields(sample: Sample) -> dict[str, Any]:
+def plain_fields(sample: Sample) -> dict[str, Any]:
     """The fields that functions like to fill with arrays, tensors or numbers of their kinds, and the status as one of
     ours."""
     lists = {name: getattr(sample, name) for name in ("tokens", *PER_TOKEN, *OTHER_LISTS)}
@@ -180,31 +126,63 @@ async def awaited(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def guarded(path: str, kind: str) -> Callable[..., Any]:
-    """:func:`load`, for what is called for many samples at once and can't fail for one: an exception is a UsageError
-    that
-    names the user's file and line, and so is a coroutine in place of a result."""
-    return _guarded(f"{kind} hook {path!r}", load(path, kind))
+@dataclasses.dataclass(frozen=True)
+class Hook:
+    """A user's function as slime calls it: whatever it raises is a UsageError that names the user's file and line, and
+    so is a coroutine in place of a result. For functions that can't fail for one sample alone."""
 
+    path: str
+    kind: str
+    function: Callable[..., Any]
 
-def _guarded(where: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            result = function(*args, **kwargs)
-        except SlimeError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}"
-            ) from error
+    @classmethod
+    def load(cls, path: str, kind: str) -> "Hook":
+        return cls(path, kind, load(path, kind))
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} hook {self.path!r}"
+
+    @property
+    def where(self) -> str:
+        """With the place of its definition."""
+        return f"{self.name}: {place_of(self.function)}"
+
+    def refuse(self, problem: str, fix: str) -> UsageError:
+        """What it did that it may not."""
+        return UsageError(f"{self.where} {problem}", fix)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Its result; a function that it returns is guarded as well."""
+        with self._named():
+            result = self.function(*args, **kwargs)
         if inspect.iscoroutine(result):
             result.close()
-            raise UsageError(
-                f"{where}: {place_of(function)} must not be async", "it returned a coroutine, not a result"
-            )
-        return _guarded(where, result) if inspect.isfunction(result) else result
+            fix = "it returned a coroutine, not a result"
+            raise UsageError(f"{self.name}: {place_of(self.function)} must not be async", fix)
+        return dataclasses.replace(self, function=result) if inspect.isfunction(result) else result
 
-    return call
+    async def ask(self, *args: Any, **kwargs: Any) -> Any:
+        """Its result, in the event loop: what it awaits is awaited."""
+        with self._named():
+            return await awaited(self.function(*args, **kwargs))
+
+    async def in_thread(self, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`ask`, for functions that may block: one that is not async runs in a thread."""
+        with self._named():
+            if may_be_async(self.function):
+                return await awaited(self.function(*args, **kwargs))
+            return await awaited(await asyncio.to_thread(self.function, *args, **kwargs))
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except SlimeError:
+            raise
+        except (Exception, SystemExit) as error:
+            said = f"{self.name} raised {raised.sentence(error)}"
+            raise UsageError(said, f"fix the function:\n{raised.trace(error)}") from error
 
 
 def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
@@ -219,8 +197,19 @@ def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
     return {name: value for name, value in offered.items() if name in by_name}
 
 
+SLIMES = {"slime.rollout.filter_hub.dynamic_sampling_filters.": "slime_cli.hooks.filters."}
+"""Where functions that slime's launch scripts name are here."""
+
+
+def _ours(path: str) -> str:
+    """A path of slime's own package as that of the same function here."""
+    theirs = next((prefix for prefix in SLIMES if path.startswith(prefix)), None)
+    return path if theirs is None else SLIMES[theirs] + path.removeprefix(theirs)
+
+
 def _find(path: str, kind: str) -> Any:
     where = f"{kind} hook {path!r}"
+    path = _ours(path)
     module_name, _, name = path.rpartition(":" if ".py:" in path else ".")
     if not module_name or not name:
         raise UsageError(f"{where}: not an import path", "write package.module.function or file.py:function")
@@ -234,7 +223,7 @@ def _find(path: str, kind: str) -> Any:
 
 def is_here(path: str) -> bool:
     """Whether the file or the module of a hook's path can be found; it is not imported. False says nothing of why."""
-    module, _, _ = path.rpartition(":" if ".py:" in path else ".")
+    module, _, _ = _ours(path).rpartition(":" if ".py:" in path else ".")
     if ".py:" in path:
         return pathlib.Path(module).expanduser().exists()
     top = module.partition(".")[0]

@@ -12,17 +12,16 @@ _TEXT = """
 
 --update-weight-mode --update-weight-transport --update-weight-disk-dir --update-weight-disk-keep-files
 --update-weight-delta-encoding --update-weight-delta-checksum --update-weight-local-checkpoint-dir
---update-weight-buffer-size --custom-update-weight-post-write-path --check-weight-update-equal
+--update-weight-buffer-size --check-weight-update-equal
     leave it out: the trainer publishes whole versions as files under the run directory, and each engine loads and
     proves them
 
 --eval-config --eval-top-k --eval-tool-key --eval-max-prompt-len --eval-min-new-tokens --eval-max-context-len
     leave it out: --eval-prompt-data takes NAME PATH pairs, and all sets are sampled with the same --eval-* options
 
---eval-function-path --rollout-buffer-url --fetch-trajectory-retry-times --min-batch-collection-ratio
---rollout-task-type
-    there is no function for a whole rollout: --custom-generate-function-path generates one sample, --custom-rm-path
-    rewards it
+--rollout-buffer-url --fetch-trajectory-retry-times --min-batch-collection-ratio --rollout-task-type
+    leave it out: no server of rollouts is asked; --custom-generate-function-path generates one sample,
+    --custom-rm-path rewards it
 
 --save-debug-rollout-data --save-debug-train-data --dump-details
     leave it out: RUN/rollouts/NNNNNN/samples.parquet holds every sample of every rollout
@@ -31,12 +30,8 @@ _TEXT = """
     leave it out: a run that is started again trains on the rollouts of its --run-dir; `slime serve-rollout`
     generates alone
 
---custom-reward-post-process-path --custom-convert-samples-to-train-data-path --rollout-data-postprocess-path
---rollout-sample-hook-path --rollout-sample-filter-path --rollout-all-samples-process-path --buffer-filter-path
---custom-rollout-log-function-path --custom-eval-rollout-log-function-path --data-source-path
---disable-rollout-global-dataset --custom-model-provider-path --custom-megatron-init-path
---custom-megatron-before-log-prob-hook-path --custom-megatron-before-train-step-hook-path
-    leave it out: nothing calls such a function yet; `slime train --help` lists those that are called
+--disable-rollout-global-dataset
+    leave it out: --data-source-path names a class that deals prompts in place of a data set
 
 --offload --offload-train --offload-rollout --release-train
     leave it out: nothing is offloaded; with --colocate trainer and engines share the devices' memory

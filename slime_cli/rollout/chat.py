@@ -12,9 +12,9 @@ from typing import Any
 
 from slime_cli.buffer.types import PromptRow, RowError, Sample, Status
 from slime_cli.errors import DataError
+from slime_cli.models.tokens import MARK, NotText, Tokens, load
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.rollout import template
-from slime_cli.rollout.tokens import MARK, NotText, Tokens, load
 
 POLICY = "--special-tokens-in-data"
 ROOM = 7

@@ -9,10 +9,10 @@ from typing import Any
 from slime_cli.buffer.buffer import DataBuffer, Group
 from slime_cli.buffer.types import PromptRow, RowError
 from slime_cli.errors import DataError
+from slime_cli.models.tokens import MARK
 from slime_cli.rollout import template
 from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.chat import Rendered, Renderer, Talk, first_answer
-from slime_cli.rollout.tokens import MARK
 
 ELSEWHERE = ("loss", "loss_mask", "weight", "train", "trainable")
 """What other tools call the field of a message that says whether it is trained; slime calls it ``step_loss_mask``."""

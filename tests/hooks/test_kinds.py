@@ -1,4 +1,4 @@
-"""Hooks: found, callable and fitting, or a UsageError that says what to mend."""
+"""Hooks: found, callable and fitting, or a UsageError that says what to fix."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ import torch
 
 from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import UsageError
-from slime_cli.hooks.kinds import KINDS, accepted, awaited, guarded, is_async, load, may_be_async, siblings
+from slime_cli.hooks.kinds import Hook, accepted, awaited, is_async, load, may_be_async, siblings
+from slime_cli.hooks.table import KINDS
 
 MODULE = """
 import functools
@@ -193,12 +194,12 @@ def test_what_a_function_of_the_trainer_raises_names_its_line_and_a_coroutine_is
     with pytest.raises(
         UsageError, match=f"advantage hook '{file}:advantage' raised KeyError: 'nothing' at {file}:{line}$"
     ):
-        guarded(f"{file}:advantage", "advantage")(None, {})
-    reducer = guarded(f"{file}:pg_loss_reducer", "pg_loss_reducer")(1, 2, 3, 4)
+        Hook.load(f"{file}:advantage", "advantage")(None, {})
+    reducer = Hook.load(f"{file}:pg_loss_reducer", "pg_loss_reducer")(1, 2, 3, 4)
     with pytest.raises(UsageError, match=f"raised KeyError: 'nothing' at {file}:{line + 1}$"):
         reducer({})
     with pytest.raises(UsageError, match="loss hook .* must not be async"):
-        guarded(f"{file}:loss", "loss")(None, None, None, None)
+        Hook.load(f"{file}:loss", "loss")(None, None, None, None)
 
 
 # -- files of several folders

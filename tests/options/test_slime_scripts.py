@@ -44,6 +44,7 @@ REFUSED = {
     "--wandb-project": "a tracker; Megatron has an option of that name, which nothing reads here",
     "--sglang-config": "groups of engines with options of their own; SGLang's option of that name is a file",
     "--rollout-function-path": "a function for a whole rollout, as the fully asynchronous one",
+    "--custom-reward-post-process-path": "slime's own function that adds a teacher's part: --use-opd does",
 }
 """Options that are there in another meaning, or for other values only -> what the scripts want of them."""
 CONTRADICT = {

@@ -9,9 +9,9 @@ from tokenizers import AddedToken
 
 from slime_cli.buffer.types import PromptRow, RowError, Sample
 from slime_cli.models import tiny
+from slime_cli.models.tokens import load
 from slime_cli.rollout.boundary import Boundary, turn_ends
 from slime_cli.rollout.chat import Rendered
-from slime_cli.rollout.tokens import load
 
 PLAIN = ["</think>", "<tool_call>", "</tool_call>"]
 """Added tokens that are part of an answer, as Qwen3 has them."""

@@ -6,6 +6,7 @@
 
 import functools
 import pathlib
+import types
 from collections.abc import Sequence
 
 from slime_cli.buffer.sources.base import (
@@ -23,6 +24,7 @@ from slime_cli.buffer.sources.files import (
     open_dataset,
 )
 from slime_cli.buffer.sources.gym import GymSource
+from slime_cli.buffer.sources.users import UserSource
 from slime_cli.errors import DataError, UsageError
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.groups import SlimeOptions
@@ -63,7 +65,9 @@ def open_source(
 
 
 def prompts_of(s: SlimeOptions) -> PromptSource:
-    """``--prompt-data``. ``s``: slime's options by dest, here and below."""
+    """``--prompt-data``, or the class of ``--data-source-path``. ``s``: slime's options by dest, here and below."""
+    if s.data_source_path:
+        return UserSource(s.data_source_path, types.SimpleNamespace(**vars(s)))
     return _opened(s, s.prompt_data, s.input_key, s.label_key)
 
 

@@ -11,6 +11,7 @@ from slime_cli.options.checks import (
     algorithm,
     batch,
     bounds,
+    functions,
     off_policy,
     placement,
     sampling,
@@ -28,7 +29,7 @@ NUMBERS: tuple[Check, ...] = (bounds.bounds, bounds.texts)
 """What the others count with: they are asked only when these have found nothing."""
 ALWAYS: tuple[Check, ...] = (batch.required, placement.cluster)
 """For every command that resolves options."""
-SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, supervised)
+SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, functions, supervised)
 TRAIN = (*ALWAYS, *(check for subject in SUBJECTS for check in subject.TRAIN))
 
 

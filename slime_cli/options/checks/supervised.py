@@ -14,7 +14,10 @@ BOTH = """
 """.split()
 ROLLOUT = """
     rollout_temperature rollout_top_p rollout_top_k over_sampling_batch_size dynamic_sampling_filter_path
-    custom_generate_function_path
+    custom_generate_function_path buffer_filter_path rollout_sample_hook_path rollout_sample_filter_path
+    rollout_all_samples_process_path custom_reward_post_process_path custom_convert_samples_to_train_data_path
+    rollout_data_postprocess_path custom_rollout_log_function_path custom_eval_rollout_log_function_path
+    eval_function_path custom_megatron_before_log_prob_hook_path custom_update_weight_post_write_path
 """.split()
 
 

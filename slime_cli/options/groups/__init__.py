@@ -10,6 +10,7 @@ from slime_cli.options.groups.batch import Batch
 from slime_cli.options.groups.cluster import Cluster
 from slime_cli.options.groups.data import Data
 from slime_cli.options.groups.evaluation import Evaluation
+from slime_cli.options.groups.functions import Functions
 from slime_cli.options.groups.launch_script import LaunchScript
 from slime_cli.options.groups.model import Model
 from slime_cli.options.groups.off_policy import OffPolicy
@@ -21,7 +22,19 @@ from slime_cli.options.groups.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class SlimeOptions(
-    LaunchScript, Run, OffPolicy, Algorithm, Evaluation, Reward, Batch, Data, Schedule, Rollout, Model, Cluster
+    LaunchScript,
+    Run,
+    Functions,
+    OffPolicy,
+    Algorithm,
+    Evaluation,
+    Reward,
+    Batch,
+    Data,
+    Schedule,
+    Rollout,
+    Model,
+    Cluster,
 ):
     """Every option of slime's own, resolved. A value that differs is made by ``dataclasses.replace``."""
 
@@ -37,6 +50,7 @@ GROUPS: dict[str, type] = {
     "eval": Evaluation,
     "algorithm": Algorithm,
     "off-policy": OffPolicy,
+    "functions": Functions,
     "run": Run,
     "launch-script": LaunchScript,
 }

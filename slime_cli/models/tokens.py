@@ -1,5 +1,5 @@
 """From text to token ids. Invariants: only what the template (or the tokenizer) wrote becomes a control token, and
-there is one beginning-of-sequence token at most. Caller: :mod:`slime_cli.rollout.chat`.
+there is one beginning-of-sequence token at most. Callers: :mod:`slime_cli.rollout.chat`, :mod:`slime_cli.hooks`.
 
 A control token is one that the tokenizer marks as special, or whose text has the form ``<|...|>``. Its text in a
 row's own strings is marked before the template sees them: a noncharacter goes after its first character

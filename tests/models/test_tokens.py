@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_cli.rollout.tokens import MARK, NotText, Tokens, strings
+from slime_cli.models.tokens import MARK, NotText, Tokens, strings
 from tests.rollout.tokenizer_kinds import CONTROL, KINDS
 
 
