@@ -127,7 +127,7 @@ def test_a_signature_that_does_not_fit_is_refused_when_loaded(tmp_path):
     ],
 )
 def test_a_loss_function_that_returns_something_else_is_named(answer, said):
-    from slime_cli.training import objective  # imports Megatron
+    from slime_cli.training.algorithm import objective  # imports Megatron
 
     with pytest.raises(UsageError, match=f"--custom-loss-function-path returned {said}$") as caught:
         objective.custom(lambda *_: answer, types.SimpleNamespace(), types.SimpleNamespace(), torch.zeros(1, 2))
