@@ -90,16 +90,13 @@ SPANS = {"train", "data", "advantages", "forward_backward", "optimizer"}
 
 @contextlib.contextmanager
 def tracing(trainer, tracer) -> Iterator[None]:
-    """``tracer`` in every place that records spans, then what was there before."""
-    places = [place for place in (trainer, trainer.policy, trainer.critic) if place is not None]
-    before = [place.tracer for place in places]
-    for place in places:
-        place.tracer = tracer
+    """``tracer`` for the trainer, which alone records a step's spans; then what was there before."""
+    before = trainer.tracer
+    trainer.tracer = tracer
     try:
         yield
     finally:
-        for place, old in zip(places, before, strict=True):
-            place.tracer = old
+        trainer.tracer = before
 
 
 def ratio(times: dict[str, list[float]], kind: str, to: str) -> float:
@@ -112,7 +109,7 @@ def bare_step(trainer, batch) -> None:
     """The same packs through Megatron's own loop, with its own cross entropy as the loss."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    mbs, _ = trainer._micro_batches(batch, range(len(batch)))
+    mbs, _ = trainer.splitter.micro_batches(batch, range(len(batch)))
 
     def forward_step(iterator, model):
         mb = next(iterator)

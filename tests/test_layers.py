@@ -46,6 +46,8 @@ UPWARD = {
     ("rollout.teacher", "rewards.rewards"),
     ("tracing.ledger", "buffer.journal"),
     ("training.batching.microbatch", "buffer.batch"),
+    ("training.batching.parts", "buffer.batch"),
+    ("training.preparation", "buffer.batch"),
     ("training.trainer", "buffer.batch"),
 }
 """Imports against rules 1 and 2 that are still there."""

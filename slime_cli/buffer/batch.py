@@ -50,8 +50,10 @@ class TrainBatch:
     """How many of them are a response token's; 0 where it was not sampled."""
     routed_experts_TLK: np.ndarray | None = None
     """int16, the experts that the engine chose for each token in each of L layers; the last token of a sample, whose
-    choice no
-    engine makes, has the first K. None without ``--use-rollout-routing-replay``."""
+    choice no engine makes, has the first K. None without ``--use-rollout-routing-replay``."""
+    versions_R: np.ndarray | None = None
+    """int32, the step of the version that wrote each response token; -1 where no engine did, or where it is not known.
+    None when no engine generated the samples (SFT)."""
 
     def __len__(self) -> int:
         return len(self.lengths_N)

@@ -1,8 +1,7 @@
 """Ray: where trainer ranks and engines run. One placement group holds a bundle for each rank and each engine device.
 
 With ``--colocate`` a trainer rank and an engine share a bundle (the same GPU, or the same cores on a CPU); without it
-they
-get bundles of their own. ``RAY_ADDRESS`` joins a running cluster; otherwise a local one lives and dies with this
+they get bundles of their own. ``RAY_ADDRESS`` joins a running cluster; otherwise a local one lives and dies with this
 process.
 """
 
@@ -10,21 +9,26 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
-from slime_cli import disk, processes
+from slime_cli import processes
+from slime_cli.buffer.batch import TrainBatch
 from slime_cli.cluster import join
+from slime_cli.cluster.learner import Learner
 from slime_cli.cluster.trainer_actor import TrainerRank
-from slime_cli.errors import EngineError, SlimeError
+from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import layout
+from slime_cli.options.resolve import Resolved
 from slime_cli.serving.engine import Engine, EngineSpec
+from slime_cli.training.settings import Settings
 
 
 class PlacedEngine(Engine):
     """An engine in a Ray worker, which starts in a folder of Ray's."""
 
-    def __init__(self, spec: EngineSpec, working_directory: str):
+    def __init__(self, spec: EngineSpec, working_directory: str) -> None:
         processes.enter(working_directory)
         super().__init__(spec)
 
@@ -32,7 +36,7 @@ class PlacedEngine(Engine):
 class EngineProxy:
     """An engine in an actor, with the methods of :class:`slime_cli.serving.engine.Engine`."""
 
-    def __init__(self, actor):
+    def __init__(self, actor: Any) -> None:
         self.actor = actor
 
     def _call(self, method: str) -> Any:
@@ -54,7 +58,7 @@ class EngineProxy:
 class Cluster:
     """Ray for one run. Use as a context manager."""
 
-    def __init__(self, resolved, run_dir: pathlib.Path):
+    def __init__(self, resolved: Resolved, run_dir: pathlib.Path) -> None:
         s = resolved.slime
         self.run_dir = run_dir
         self.trace = s.trace == "on"
@@ -80,10 +84,10 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.ray.shutdown()
 
-    def _strategy(self, bundle: int):
+    def _strategy(self, bundle: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
@@ -100,57 +104,43 @@ class Cluster:
         self.actors.append(proxy)
         return proxy
 
+    def start_learner(self) -> Learner:
+        return Learner(self.ray, self._start_ranks())
+
     def start_trainers(self) -> "Trainers":
+        return Trainers(self.ray, self._start_ranks())
+
+    def _start_ranks(self) -> list[Any]:
         remote = self.ray.remote(num_cpus=0.5, max_restarts=0)(TrainerRank)
-        ranks = [
+        return [
             remote.options(scheduling_strategy=self._strategy(i)).remote(
                 i, self.ranks, str(self.run_dir), self.trace, self.working_directory
             )
             for i in range(self.ranks)
         ]
-        return Trainers(self.ray, ranks)
 
 
-class Trainers:
-    """All ranks as one: a call goes to every rank, and the one answer that is not None comes back."""
+class Trainers(Learner):
+    """The learner by the names that ``loop/phase.py`` and ``loop/saving.py`` call so far."""
 
-    def __init__(self, ray, ranks: list):
-        self.ray = ray
-        self.ranks = ranks
-        self.master = None
+    def begin_stage(
+        self, argv: list[str], settings: Settings, model: str, critic_argv: list[str] | None = None
+    ) -> dict[str, Any]:
+        return dataclasses.asdict(self.begin(argv, settings, model, critic_argv))
 
-    def begin_stage(self, argv, settings, hf_checkpoint: str, critic_argv=None) -> dict[str, Any]:
-        if self.master is None:
-            self.master = self._get([self.ranks[0].address.remote()])[0]
-        return self.call("begin_stage", argv, settings, hf_checkpoint, critic_argv, self.master)
-
-    def call(self, method: str, *arguments) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
+        if method == "remove":
+            return self.remove(*arguments)
         answers = self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])
         return next((a for a in answers if a is not None), None)
 
-    def train(self, batch, fresh: bool = True) -> dict[str, float]:
-        return self.call("train", self.ray.put(batch), fresh)
-
-    def _get(self, references: list) -> list:
-        try:
-            return self.ray.get(references)
-        except self.ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, SlimeError):
-                raise error.cause from None
-            if said := disk.cause(error.cause) or disk.cause(error):
-                raise EngineError(f"the trainer failed: {said}", disk.FIX) from None
-            raise EngineError(f"the trainer failed: {error}", "the same command resumes from the last commit") from None
-        except self.ray.exceptions.RayActorError as error:
-            raise EngineError(
-                f"a trainer rank died: {error}", "the same command resumes from the last commit"
-            ) from None
-        except self.ray.exceptions.RayError as error:  # no environment could be made, a node is gone, an object lost
-            message = f"Ray: {type(error).__name__}: {error}"
-            raise EngineError(message, "the same command resumes from the last commit") from None
+    def train(self, batch: TrainBatch, fresh: bool = True) -> dict[str, float]:
+        """``fresh`` is not asked: the trainer sees from the batch whose tokens its own weights wrote."""
+        return super().train(batch).metrics
 
 
 @contextlib.contextmanager
-def _explained(message: str):
+def _explained(message: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:

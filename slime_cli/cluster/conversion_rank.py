@@ -71,7 +71,7 @@ def with_model(job: Job, rank: int, say: Say, work: Callable[..., None]) -> None
     base = megatron.always(device, transformer_engine=transformer_engine.problem(device.kind) is None)
     args = megatron.parse(argv(base, job), rank, job["tensor"] * job["pipeline"] * job["expert"])
     megatron.initialise(args, device)
-    megatron.begin_stage(args)
+    megatron.begin_phase(args)
     say("building the model, importing megatron-bridge")
     model = get_model(provider, ModelType.encoder_or_decoder, wrap_with_ddp=False)
     bridge = Bridge(job["hf"], args.params_dtype)

@@ -1,21 +1,27 @@
 """One trainer rank as a Ray actor: Megatron's trainer with loading, saving and publishing of weights.
 
-Torch and Megatron are imported in the actor's process only. Every method is called on all ranks at once.
+Torch and Megatron are imported in the actor's process only. :class:`slime_cli.cluster.learner.Learner` calls every
+method on all ranks at once.
 """
 
 import logging
 import os
 import pathlib
+import shutil
 import warnings
 from typing import Any
 
-from slime_cli import disk, processes
+from slime_cli import disk, manifests, processes
+from slime_cli.buffer.batch import TrainBatch
+from slime_cli.cluster.learner import Begun, Trained
+from slime_cli.manifests import layout
+from slime_cli.training.settings import Settings
 
 
 class TrainerRank:
     """Wrapped by ``ray.remote`` in :mod:`slime_cli.cluster.cluster`; also usable directly, as tests do."""
 
-    def __init__(self, rank: int, world_size: int, run_dir: str, trace: bool, working_directory: str):
+    def __init__(self, rank: int, world_size: int, run_dir: str, trace: bool, working_directory: str) -> None:
         processes.enter(working_directory)
         warnings.filterwarnings("ignore")
         logging.getLogger().setLevel(logging.ERROR)
@@ -49,11 +55,16 @@ class TrainerRank:
         host = ray.util.get_node_ip_address() if self.world_size > 1 and os.environ.get("RAY_ADDRESS") else LOOPBACK
         return host, free_port(host)
 
-    def begin_stage(
-        self, argv: list[str], settings, hf_checkpoint: str, critic_argv: list[str] | None, master: tuple[str, int]
-    ) -> dict[str, Any]:
-        """Model, optimizer and scheduler of a stage, with the weights of ``hf_checkpoint``. ``critic_argv``: the
-        critic's options."""
+    def begin(
+        self,
+        argv: list[str],
+        settings: Settings,
+        hf_checkpoint: str,
+        critic_argv: list[str] | None,
+        master: tuple[str, int],
+    ) -> Begun:
+        """Model, optimizer and scheduler of a phase, with the weights of ``hf_checkpoint``. ``critic_argv``: the
+        critic's options. ``master``: rank 0's :meth:`address`."""
         import torch
 
         from slime_cli.hardware import transformer_engine
@@ -67,19 +78,19 @@ class TrainerRank:
         if not torch.distributed.is_initialized():
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = master[0], str(master[1])
             megatron.initialise(args, self.device)
-        self.trainer = None  # frees the stage before
+        self.trainer = None  # frees the phase before
         self.trainer = Trainer(args, settings, self.tracer, self._hooks(settings), critic_args)
         self.hf_checkpoint = hf_checkpoint
         self.bridge = Bridge(hf_checkpoint, args.params_dtype)
         self.bridge.load(self.trainer.policy.model)
         self.trainer.begin()
-        return {
-            "parameters": sum(p.numel() for module in self.trainer.policy.model for p in module.parameters()),
-            "device": self.device.name,
-            "warning": transformer_engine.problem(self.device.kind) or "",
-        }
+        return Begun(
+            parameters=sum(p.numel() for module in self.trainer.policy.model for p in module.parameters()),
+            device=self.device.name,
+            warning=transformer_engine.problem(self.device.kind) or "",
+        )
 
-    def _hooks(self, settings) -> dict[str, Any]:
+    def _hooks(self, settings: Settings) -> dict[str, Any]:
         from slime_cli.hooks import kinds as hooks
 
         paths = {
@@ -91,28 +102,26 @@ class TrainerRank:
         return {kind: hooks.Hook.load(path, kind) for kind, path in paths.items() if path}
 
     def load(self, path: str, weights_only: bool) -> int:
-        """A torch_dist checkpoint over what ``begin_stage`` loaded; the iteration it holds."""
+        """A torch_dist checkpoint over what :meth:`begin` loaded; the trainer's step."""
         with self.tracer.span("load_checkpoint"):
             return self.trainer.load(path, weights_only=weights_only)
 
     def load_published(self, folder: str) -> None:
-        """The weights of a published version, an HF folder, into the policy; its optimizer does not hear of them."""
+        """The weights of a published version, an HF folder, into the policy; the optimizer does not hear of them."""
         from slime_cli.weights.bridge import Bridge
 
         with self.tracer.span("load_published"):
             Bridge(folder, self.trainer.args.params_dtype).load(self.trainer.policy.model)
+        self.trainer.step = manifests.read(pathlib.Path(folder) / "manifest.json", manifests.Weights).training_step
 
     def keep(self, name: str, path: str | None = None) -> None:
-        """The policy's present weights, or those of a checkpoint, are kept as ``name``: reference, teacher or
-        old_actor."""
-        if path is None:
-            self.trainer.policy.keep(name)
-        else:
-            self.trainer.policy.keep_checkpoint(name, path)
+        self.trainer.keep(name, path)
 
-    def train(self, batch, fresh: bool = True) -> dict[str, float] | None:
+    def train(self, batch: TrainBatch) -> Trained | None:
+        """On the one rank that reports: the step and the rollout's metrics."""
         with self.tracer.span("train"):
-            return self.trainer.train(batch, fresh)
+            metrics = self.trainer.train(batch)
+        return None if metrics is None else Trained(self.trainer.step, metrics)
 
     def save(self, root: str) -> str:
         """Saves and returns the folder. Durable when every rank has returned, with ``--async-save`` when :meth:`saved`
@@ -139,9 +148,10 @@ class TrainerRank:
             return self.trainer.saved(wait)
 
     def remove(self, paths: list[str]) -> None:
-        """Removes checkpoints."""
-        if self.rank == 0:
-            self.trainer.remove(paths)
+        """Removes checkpoints with their critics'. Rank 0 alone is asked."""
+        for path in paths:
+            for folder in (path, layout.critic(path)):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self, target: str, version: str) -> int:
         """Writes the present weights as a version (rank 0 writes, all ranks gather); bytes written."""

@@ -1,32 +1,51 @@
 """Training metrics: sums over trained tokens, added up over micro-batches, ranks and steps before anything is divided.
 
-A metric is a tensor of token values (reported as its mean over trained tokens) or a pair (values, weights) that is
-already
-normalised over the global batch (reported as its weighted sum). Names are slime's, without the ``train/`` prefix.
+A metric is a tensor of token values (reported as its mean over trained tokens), :class:`Among` (its mean over some of
+them) or a pair (values, weights) that is already normalised over the global batch (reported as its weighted sum).
+Names are slime's, without the ``train/`` prefix.
 """
+
+import dataclasses
+from collections.abc import Mapping
 
 import torch
 from megatron.core import mpu
 
 from slime_cli.training.algorithm.losses import masked
 
+
+@dataclasses.dataclass(frozen=True)
+class Among:
+    """Token values that count at some of the trained tokens only; a rollout that has none of them has no such metric.
+    Every micro-batch of a step must report it, those without such a token too."""
+
+    values_R: torch.Tensor
+    counts_R: torch.Tensor
+    """bool."""
+
+
+Report = Mapping[str, "torch.Tensor | Among | tuple[torch.Tensor, torch.Tensor]"]
+
 MAXIMA = ("train_rollout_logprob_abs_diff",)
-"""Metrics whose maximum over all trained tokens is reported too, as ``NAME_max``."""
+"""Metrics whose maximum over the tokens they count is reported too, as ``NAME_max``."""
 COUNTS = ("oversize_dropped", "skipped_steps", "critic_skipped_steps")
 """Scalars of a step that a rollout adds up."""
 
 
-def of_micro_batch(report: dict, mask_R: torch.Tensor) -> dict[str, torch.Tensor]:
+def of_micro_batch(report: Report, mask_R: torch.Tensor) -> dict[str, torch.Tensor]:
     """Detached sums of one micro-batch; ``tokens`` counts its trained tokens."""
     out = {"tokens": mask_R.sum().double()}
     for name, values in report.items():
-        weight_R = None
         if isinstance(values, tuple):
-            values, weight_R = values
-        kept_R = masked(values.detach().double(), mask_R)
-        out[f"sum:{name}" if weight_R is not None else f"mean:{name}"] = (
-            kept_R * (1 if weight_R is None else weight_R)
-        ).sum()
+            values_R, weight_R = values
+            out[f"sum:{name}"] = (masked(values_R.detach().double(), mask_R) * weight_R).sum()
+            continue
+        counts_R = mask_R
+        if isinstance(values, Among):
+            values, counts_R = values.values_R, mask_R & values.counts_R
+            out[f"count:{name}"] = counts_R.sum().double()
+        kept_R = masked(values.detach().double(), counts_R)
+        out[f"mean:{name}"] = kept_R.sum()
         if name in MAXIMA:
             out[f"max:{name}"] = kept_R.max()
     return out
@@ -60,8 +79,11 @@ def over_steps(reports: list[dict[str, float] | None]) -> dict[str, float] | Non
         kind, _, name = key.partition(":")
         having = [r for r in reports if key in r]
         values = [r[key] for r in having]
+        counted = sum(r.get(f"count:{name}", r["tokens"]) for r in having)
+        if not counted and f"count:{name}" in reports[0]:
+            continue
         if kind == "mean":
-            out[name] = sum(values) / max(sum(r["tokens"] for r in having), 1)
+            out[name] = sum(values) / max(counted, 1)
         elif kind == "max":
             out[f"{name}_max"] = max(values)
         elif kind in ("sum", "step"):

@@ -1,6 +1,8 @@
-"""What the trainer is told besides Megatron's own options. Torch-free: made by the conductor, sent to every rank."""
+"""What the trainer is told besides Megatron's own options. Torch-free: made by the loop, sent to every rank."""
 
+import argparse
 import dataclasses
+import types
 
 from slime_cli.options.estimators import GROUP_RELATIVE
 from slime_cli.options.groups import SlimeOptions
@@ -8,7 +10,7 @@ from slime_cli.options.groups import SlimeOptions
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The algorithm of one stage. Fields are named as slime's options are, except those that :meth:`from_options`
+    """The algorithm of one phase. Fields are named as slime's options are, except those that :meth:`from_options`
     derives."""
 
     loss_type: str = "policy_loss"
@@ -45,6 +47,11 @@ class Settings:
 
     use_rollout_logprobs: bool = False
     keep_old_actor: bool = False
+    untold_version: str = "present"
+    """Which weights a token counts as written by where nobody tells (a custom generate function's): the ``present``
+    ones, as where every rollout begins with the trainer's weights and ends before they change; those that
+    ``--keep-old-actor`` has ``kept``, which are what the engines hold; else ``unknown`` ones, and nothing is measured.
+    """
     get_mismatch_metrics: bool = False
     use_tis: bool = False
     tis_level: str = "token"
@@ -88,7 +95,15 @@ class Settings:
             taken["kl_coef"] = 0.0  # nothing reads it then, and no reference is kept for it
         taken["use_top_p_replay"] &= slime.rollout_top_k > 0  # else nothing is cut
         taken["num_steps_per_rollout"] = slime.num_steps_per_rollout or 1
-        return cls(**taken, max_tokens=slime.max_tokens_per_gpu if slime.use_dynamic_batch_size else None)
+        return cls(
+            **taken,
+            untold_version=_untold_version(slime),
+            max_tokens=slime.max_tokens_per_gpu if slime.use_dynamic_batch_size else None,
+        )
+
+    def for_users(self, args: argparse.Namespace) -> types.SimpleNamespace:
+        """What a user's function gets as ``args``: Megatron's arguments, and over them these settings."""
+        return types.SimpleNamespace(**(vars(args) | vars(self)))
 
     @property
     def policy(self) -> bool:
@@ -101,7 +116,7 @@ class Settings:
 
     @property
     def corrected(self) -> bool:
-        """The engine's policy and the old one are told apart before the first step."""
+        """The old policy's log-probabilities are compared with the engine's: to correct, to reject, or to measure."""
         return self.policy and (self.use_tis or self.use_rs or self.get_mismatch_metrics)
 
     @property
@@ -130,3 +145,12 @@ class Settings:
     def reference(self) -> bool:
         """A reference policy is kept."""
         return self.policy and (self.use_kl_loss or self.kl_coef != 0)
+
+
+def _untold_version(slime: SlimeOptions) -> str:
+    """What :attr:`Settings.untold_version` says. Surplus groups of over-sampling wait until the weights are others."""
+    if slime.keep_old_actor:
+        return "kept"
+    no_surplus = slime.over_sampling_batch_size in (None, slime.rollout_batch_size)
+    in_step = slime.schedule == "sync" and slime.update_weights_interval == 1 and not slime.partial_rollout
+    return "present" if in_step and no_surplus else "unknown"

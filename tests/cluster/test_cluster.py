@@ -6,6 +6,7 @@ import pytest
 import ray
 
 from slime_cli.cluster import cluster
+from slime_cli.cluster.learner import Learner
 from slime_cli.errors import EngineError, UsageError
 
 
@@ -16,9 +17,7 @@ def failing(error):
         raise error
 
     method = types.SimpleNamespace(remote=lambda *arguments: None)
-    return types.SimpleNamespace(get=get, exceptions=ray.exceptions), types.SimpleNamespace(
-        state=method, begin_stage=method
-    )
+    return types.SimpleNamespace(get=get, exceptions=ray.exceptions), types.SimpleNamespace(state=method, save=method)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +32,13 @@ def failing(error):
 def test_whatever_ray_says_of_a_trainer_is_an_engine_error(error, said):
     fake, actor = failing(error)
     with pytest.raises(EngineError, match=said):
-        cluster.Trainers(fake, [actor]).call("begin_stage")
+        Learner(fake, [actor]).save("root")
 
 
 def test_a_message_for_the_user_comes_through_as_it_is():
     fake, actor = failing(ray.exceptions.RayTaskError("f", "Traceback", UsageError("give another", "so")))
     with pytest.raises(UsageError, match="give another"):
-        cluster.Trainers(fake, [actor]).call("begin_stage")
+        Learner(fake, [actor]).save("root")
 
 
 def test_an_engine_whose_actor_is_gone_has_ended_with_ray_s_last_words(monkeypatch):

@@ -379,7 +379,7 @@ def bridges(session: Session) -> dict[str, dict]:
 def logits_gap(session: Session, trainer: Trainer, name: str) -> float | None:
     """Largest difference over this rank's response tokens; None on ranks that have no logits."""
     batch = global_batch()
-    mbs, _ = trainer._micro_batches(batch, range(len(batch)))
+    mbs, _ = trainer.splitter.micro_batches(batch, range(len(batch)))
 
     def whole(mb, **given):
         return gather_from_tensor_model_parallel_region(heads.logits(mb, **given))

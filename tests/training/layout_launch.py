@@ -36,6 +36,8 @@ POLICY = {
         "taught",
         "endpoint",
         "old_actor",
+        "mixed_versions",
+        "current_versions",
         "user_weights",
         "nucleus",
         "critic",
@@ -43,7 +45,7 @@ POLICY = {
         "far_out",
         "not_finite",
     ),
-    "dp2": ("forgotten", "endpoint", "user_weights", "critic", "not_finite"),
+    "dp2": ("forgotten", "endpoint", "mixed_versions", "current_versions", "user_weights", "critic", "not_finite"),
     "tp2": ("frozen", "hooked", "old_actor", "nucleus", "critic"),
 }
 """Layout -> functions of ``policy_cases.py`` that it runs."""

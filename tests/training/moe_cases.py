@@ -13,6 +13,7 @@ from layout_launch import IN_DENSE_LAYOUTS, IN_LAYOUTS_OF_EXPERTS, OF_EXPERTS
 from slime_cli.buffer.batch import TrainBatch
 from slime_cli.training.network import routing
 from slime_cli.training.settings import Settings
+from slime_cli.training.trainer import Trainer
 
 SHAPE = dict(
     vocab_size=VOCABULARY,
@@ -124,14 +125,14 @@ def replay(session: Session) -> dict[str, float]:
     )
     batch = routed_batch()
 
-    def log_probs(trainer, batch):
+    def log_probs(trainer: Trainer, batch: TrainBatch) -> torch.Tensor:
         parts, _ = trainer._parts(batch)
-        trainer._old_log_probs(parts)
+        trainer._preparation(batch, parts)._old_log_probs()
         return torch.cat([mb.old_log_probs_R for part in parts for mb in part])
 
     own = log_probs(free, batch)
     parts, _ = told._parts(batch)
-    told._log_probs(parts, "old_log_probs_R", routing.RECORD)
+    list(told._preparation(batch, parts).log_probs(routing.RECORD))
     chosen_TLK = batch.routed_experts_TLK.copy()
     for mb in (mb for part in parts for mb in part):
         at = np.concatenate(

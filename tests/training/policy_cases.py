@@ -6,6 +6,7 @@ hooks, a teacher, a critic that trains alone, resuming with one. Runs on every r
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -25,10 +26,13 @@ from layout_cases import (
     weights,
 )
 from layout_launch import POLICY
-from slime_cli.errors import EngineError, UsageError
+from slime_cli.buffer.batch import TrainBatch
+from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.training.algorithm import advantages, objective
+from slime_cli.training.batching.microbatch import MicroBatch
 from slime_cli.training.network import heads
 from slime_cli.training.settings import Settings
+from slime_cli.training.trainer import Trainer
 
 
 def moved(session: Session, settings: Settings, batch=None, flags=()) -> dict[str, bool]:
@@ -154,19 +158,23 @@ def taught(session: Session) -> dict:
     return {"metrics": [trainer.train(batch) for _ in range(2)]}
 
 
-def prepared(trainer, batch, fresh=True):
+def prepared(trainer: Trainer, batch: TrainBatch) -> tuple[list[MicroBatch], dict[str, float]]:
     """The micro-batches of a rollout as they are before its first step, and what was found out about them."""
     parts, _ = trainer._parts(batch)
-    found = trainer._prepare(batch, parts, fresh)
+    found = trainer._preparation(batch, parts).run()
     return [mb for part in parts for mb in part if len(mb.rows_R)], found
 
 
-def log_probs(trainer, batch) -> dict[int, float]:
+def log_probs(trainer: Trainer, batch: TrainBatch) -> dict[int, float]:
     """Row of the batch -> log-probability under the present weights; nothing on ranks without logits."""
     parts, _ = trainer._parts(batch)
-    trainer._log_probs(parts, "ref_log_probs_R")
-    mbs = [mb for part in parts for mb in part if mb.ref_log_probs_R is not None]
-    return {int(row): value for mb in mbs for row, value in zip(mb.rows_R, mb.ref_log_probs_R.double().tolist())}
+    found = trainer._preparation(batch, parts).log_probs()
+    return {int(row): value for mb, own_R in found for row, value in zip(mb.rows_R, own_R.double().tolist())}
+
+
+def by_row(mbs: list[MicroBatch], column: Callable[[MicroBatch], torch.Tensor]) -> dict[int, float]:
+    """Row of the batch -> its value in a column of these micro-batches."""
+    return {int(row): value for mb in mbs for row, value in zip(mb.rows_R, column(mb).tolist())}
 
 
 def endpoint(session: Session) -> dict:
@@ -196,43 +204,41 @@ def endpoint(session: Session) -> dict:
     }
     out["old"] = sum(v for row, v in old.items() if mask[row])
     out["trained"] = trainer.train(given)
-    return out | {"missing": said(ValueError, lambda: trainer.train(batch))}
+    return out | {"missing": said(DataError, lambda: trainer.train(batch))}
+
+
+def versioned(batch: TrainBatch, versions: np.ndarray | int) -> TrainBatch:
+    """The batch with the step of the version that wrote each token."""
+    return dataclasses.replace(batch, versions_R=np.broadcast_to(versions, len(batch.loss_mask_R)).astype(np.int32))
 
 
 def old_actor(session: Session) -> dict:
     """A second rollout of the weights that generated the first: ratios to those weights, or none that are called
     on-policy."""
-    batch = global_batch()
+    batch = versioned(global_batch(), 0)
     out = {}
     settings = dataclasses.replace(GRPO, use_kl_loss=False, kl_loss_coef=0.0, entropy_coef=0.0, max_tokens=64)
     for kept in (True, False):
         trainer = session.trainer("untied", dataclasses.replace(settings, keep_old_actor=kept), [])
         if kept:
-            trainer.policy.keep("old_actor")
+            trainer.keep("old_actor")
         generating = log_probs(trainer, batch)
         first = trainer.train(batch)
         before = weights(trainer)
         present = log_probs(trainer, batch)
-        mbs, _ = prepared(trainer, batch, fresh=False)
+        mbs, _ = prepared(trainer, batch)
         name = "kept" if kept else "not_kept"
         out[name] = {
-            "on_policy": sorted({mb.on_policy for mb in mbs}),
+            "measured": sorted({bool(v) for mb in mbs for v in mb.measured_R[mb.mask_R]}),
             "moved": differing(before, weights(trainer)),
             "gap": (
-                max(
-                    (
-                        abs(v - generating[int(r)])
-                        for mb in mbs
-                        for r, v in zip(mb.rows_R, mb.old_log_probs_R.double().tolist())
-                    ),
-                    default=0.0,
-                )
+                max((abs(v - generating[r]) for r, v in by_row(mbs, lambda mb: mb.old_log_probs_R).items()), default=0)
                 if kept
                 else [mb.old_log_probs_R for mb in mbs].count(None) == len(mbs)
             ),
             "far": max((abs(present[r] - generating[r]) for r in present), default=0.0),
         }
-        second = trainer.train(batch, fresh=False)
+        second = trainer.train(batch)
         if first is not None:
             diff = "train_rollout_logprob_abs_diff"
             out[name] |= {
@@ -242,6 +248,99 @@ def old_actor(session: Session) -> dict:
                 "pg_loss": second["pg_loss"],
             }
         out[name]["want"] = by_hand(batch, settings, present, generating if kept else present)
+    return out
+
+
+def mixed_versions(session: Session) -> dict:
+    """Tokens of three versions and of nobody, side by side, after a rollout of two steps: whose log-probabilities are
+    measured, corrected and called old, against float64 sums over the batch's rows."""
+    out = {}
+    rng = np.random.default_rng(3)
+    plain = dataclasses.replace(GRPO, num_steps_per_rollout=2, max_tokens=64)
+    ways = {
+        "truncate": {"use_tis": True, "tis_mode": "truncate"},
+        "mask": {"use_tis": True, "tis_mode": "mask", "tis_clip_low": 0.7, "tis_clip": 1.4},
+        "kept": {"use_tis": True, "keep_old_actor": True},
+        "engines": {"use_rollout_logprobs": True},
+    }
+    for way, more in ways.items():
+        settings = dataclasses.replace(plain, untold_version="unknown", **more)
+        trainer = session.trainer("untied", settings, [])
+        trainer.keep("old_actor")
+        size = len(global_batch().loss_mask_R)
+        batch = versioned(global_batch(), rng.choice([0, 2] if way == "kept" else [-1, 0, 1, 2], size))
+        generating = log_probs(trainer, batch)
+        trainer.train(versioned(global_batch(), 0))
+        present = log_probs(trainer, batch)
+        mbs, _ = prepared(trainer, batch)
+        trained = trainer.train(batch)
+        out[way] = checked_versions(batch, settings, mbs, present, generating) | {"metrics": trained}
+    refused = session.trainer("untied", dataclasses.replace(plain, keep_old_actor=True), [])
+    refused.keep("old_actor")
+    refused.train(versioned(global_batch(), 0))
+    out["refused"] = said(UsageError, lambda: refused.train(versioned(global_batch(), 1)))
+    out["present"] = said(UsageError, lambda: refused.train(versioned(global_batch(), 2)))
+    return out
+
+
+def checked_versions(
+    batch: TrainBatch, s: Settings, mbs: list[MicroBatch], present: dict[int, float], generating: dict[int, float]
+) -> dict[str, float]:
+    """How far this rank's micro-batches are from what the versions of their tokens say, and the sums of the measured
+    difference. The trainer is at step 2; where it keeps weights, they are of step 0."""
+    out = {"old": 0.0, "weights": 0.0, "strange": 0, "sum": 0.0, "count": 0, "max": 0.0, "off_policy": 0}
+    measured_mbs = [mb for mb in mbs if mb.measured_R is not None]
+    measured = by_row(measured_mbs, lambda mb: mb.measured_R)
+    weight = by_row(mbs, lambda mb: mb.correction_R) if s.use_tis else {}
+    for row, old in by_row(mbs, lambda mb: mb.old_log_probs_R.double()).items():
+        if not batch.loss_mask_R[row]:
+            continue
+        version = int(batch.versions_R[row])
+        engines = float(batch.rollout_log_probs_R[row])
+        kept = s.keep_old_actor and version == 0
+        want = engines if s.use_rollout_logprobs else generating[row] if kept else present[row]
+        out["old"] = max(out["old"], abs(old - want))
+        if s.use_tis:
+            out["weights"] = max(out["weights"], abs(weight[row] - tis_weight(s, math.exp(want - engines))))
+        if row in measured:
+            counts = version == 2 or kept
+            out["strange"] += measured[row] != counts
+            gap = abs((present[row] if s.use_rollout_logprobs else want) - engines)
+            out |= {"sum": out["sum"] + gap * counts, "count": out["count"] + counts}
+            out["max"] = max(out["max"], gap * counts)
+            out["off_policy"] += not counts
+    return out | {"steps_measured": len(measured_mbs) / len(mbs)}
+
+
+def tis_weight(s: Settings, ratio: float) -> float:
+    if s.tis_mode == "truncate":
+        return min(ratio, s.tis_clip)
+    if s.tis_mode == "mask":
+        return ratio if s.tis_clip_low <= ratio <= s.tis_clip else 0.0
+    return min(max(ratio, s.tis_clip_low), s.tis_clip)
+
+
+def current_versions(session: Session) -> dict:
+    """Batches whose versions are all the present one, rollout by rollout, against batches that tell none."""
+    out = {}
+    for way, more in {
+        "tis": {"use_tis": True, "num_steps_per_rollout": 2},
+        "one_step": {},
+        "engines": {"use_rollout_logprobs": True, "num_steps_per_rollout": 2},
+        "kept": {"keep_old_actor": True},
+    }.items():
+        settings = dataclasses.replace(GRPO, max_tokens=64, **more)
+        told, untold = (session.trainer("untied", settings, []) for _ in range(2))
+        found = []
+        for _ in range(2):
+            told.keep("old_actor")
+            now = versioned(global_batch(), told.step)
+            found.append((told.train(now), untold.train(global_batch())))
+        out[way] = {
+            "metrics_equal": all(a == b for a, b in found),
+            "differing": differing(weights(told), weights(untold)),
+            "measured": None if found[0][0] is None else found[1][0].get("train_rollout_logprob_abs_diff"),
+        }
     return out
 
 
@@ -285,9 +384,9 @@ def nucleus(session: Session) -> dict:
 
     worst = 0.0
     count = 0
-    trainer._log_probs(parts, "ref_log_probs_R")
-    for mb, logits_RV in ((mb, out) for part in parts for mb, out in zip(part, trainer.policy.forward(part, whole))):
-        for row, got, logits_V in zip(mb.rows_R, mb.ref_log_probs_R.double().tolist(), logits_RV.double()):
+    all_logits = [out for part in parts for out in trainer.policy.forward(part, whole)]
+    for (mb, got_R), logits_RV in zip(trainer._preparation(cut, parts).log_probs(), all_logits):
+        for row, got, logits_V in zip(mb.rows_R, got_R.double().tolist(), logits_RV.double()):
             among_V = logits_V[kept[row]] if kept[row] else logits_V
             worst = max(worst, abs(got - float(logits_V[targets[row]] - among_V.logsumexp(0))))
             count = count + 1
@@ -297,7 +396,7 @@ def nucleus(session: Session) -> dict:
         "cut": trainer.train(cut),
         "whole": session.trainer("untied", GRPO, []).train(batch),
     }
-    return out | {"missing": said(ValueError, lambda: trainer.train(batch))}
+    return out | {"missing": said(DataError, lambda: trainer.train(batch))}
 
 
 def user_weights(session: Session) -> dict:
@@ -379,7 +478,7 @@ def missing(session: Session) -> dict[str, str]:
     batch = dataclasses.replace(global_batch(), rollout_log_probs_R=None)
     return {
         name: said(
-            ValueError, lambda: session.trainer("untied", dataclasses.replace(GRPO, **{name: True}), []).train(batch)
+            DataError, lambda: session.trainer("untied", dataclasses.replace(GRPO, **{name: True}), []).train(batch)
         )
         for name in ("use_rollout_logprobs", "use_tis", "use_top_p_replay", "use_rollout_routing_replay")
     }

@@ -85,7 +85,7 @@ def global_batch_mask() -> int:
 def test_old_log_probs_are_of_the_weights_that_generated(layout):
     ranks = found(layout, "old_actor")
     for got in ranks:
-        assert got["kept"]["on_policy"] == [True] and got["not_kept"]["on_policy"] == [False]
+        assert got["kept"]["measured"] == [True] and got["not_kept"]["measured"] == [False]
         assert got["kept"]["moved"] == got["not_kept"]["moved"] == 0
         assert got["kept"]["gap"] < 1e-6 < 1e-3 < got["kept"]["far"] and got["not_kept"]["gap"] is True
     (reporting,) = [got for got in ranks if "first" in got["kept"]]
@@ -96,6 +96,35 @@ def test_old_log_probs_are_of_the_weights_that_generated(layout):
     not_kept = reporting["not_kept"]
     assert kept["ppo_kl"] != 0 and not_kept["ppo_kl"] == 0
     assert kept["second"] == pytest.approx(kept["first"], rel=1e-5) and not_kept["first"] and not_kept["second"] is None
+
+
+@pytest.mark.parametrize("layout", layout_launch.doing("mixed_versions"))
+@pytest.mark.parametrize("way", ["truncate", "mask", "kept", "engines"])
+def test_tokens_of_several_versions_are_measured_corrected_and_compared_each_by_its_own(layout, way):
+    ranks = [got[way] for got in found(layout, "mixed_versions")]
+    for got in ranks:
+        assert got["old"] < 1e-6 and got["weights"] < 1e-5 and got["strange"] == 0
+        assert got["count"] and bool(got["off_policy"]) == (way != "kept")
+        assert (got["steps_measured"] == 1) == (way != "engines") and got["steps_measured"]
+    (metrics,) = [got["metrics"] for got in ranks if got["metrics"]]
+    mean = sum(got["sum"] for got in ranks) / sum(got["count"] for got in ranks)
+    assert metrics["train_rollout_logprob_abs_diff"] == pytest.approx(mean, rel=1e-5)
+    assert metrics["train_rollout_logprob_abs_diff_max"] == pytest.approx(max(g["max"] for g in ranks), rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", layout_launch.doing("mixed_versions"))
+def test_weights_that_are_not_kept_cannot_be_called_old(layout):
+    for got in found(layout, "mixed_versions"):
+        assert "keeps the weights of step 0 beside the present ones of step 2" in got["refused"]
+        assert "written by others: step 1" in got["refused"] and got["present"] == ""
+
+
+@pytest.mark.parametrize("layout", layout_launch.doing("current_versions"))
+def test_versions_that_are_all_the_present_one_change_no_bit(layout):
+    for got in found(layout, "current_versions"):
+        for way, case in got.items():
+            assert case["metrics_equal"] and case["differing"] == 0, way
+    assert all(case["measured"] for got in found(layout, "current_versions")[:1] for case in got.values())
 
 
 @pytest.mark.parametrize("layout", layout_launch.doing("user_weights"))
@@ -146,7 +175,7 @@ def test_what_is_left_out_changes_no_gradient_however_far_out_it_is():
 def test_samples_without_a_column_that_is_needed_are_named():
     (said,) = found("single", "missing")
     assert said == {
-        name: f"the samples have no {column}, which the options need; a custom generate function must fill it in"
+        name: f"the samples have no {column}, which the options need"
         for name, column in (
             ("use_rollout_logprobs", "rollout_log_probs"),
             ("use_tis", "rollout_log_probs"),

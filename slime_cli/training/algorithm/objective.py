@@ -9,6 +9,7 @@ late.
 """
 
 import types
+from collections.abc import Callable
 
 import torch
 from megatron.core import mpu
@@ -17,6 +18,7 @@ from torch.distributed.nn.functional import all_reduce
 from slime_cli.errors import UsageError
 from slime_cli.training.algorithm import losses
 from slime_cli.training.batching.microbatch import MicroBatch
+from slime_cli.training.metrics import Among, Report
 from slime_cli.training.settings import Settings
 
 
@@ -25,13 +27,13 @@ def total(values_R: torch.Tensor, mb: MicroBatch) -> torch.Tensor:
     return (losses.masked(values_R, mb.mask_R) * mb.weight_R).sum()
 
 
-def supervised(s: Settings, mb: MicroBatch, out_2R: torch.Tensor) -> tuple[torch.Tensor, dict]:
+def supervised(s: Settings, mb: MicroBatch, out_2R: torch.Tensor) -> tuple[torch.Tensor, Report]:
     """Negative log-likelihood of the answer. The temperature belongs to sampling and has no part in it."""
     log_probs_R = losses.masked(out_2R[0], mb.mask_R)
     return total(-log_probs_R, mb), {"loss": (-log_probs_R, mb.weight_R), "log_probs": log_probs_R}
 
 
-def value(s: Settings, mb: MicroBatch, values_R: torch.Tensor) -> tuple[torch.Tensor, dict]:
+def value(s: Settings, mb: MicroBatch, values_R: torch.Tensor) -> tuple[torch.Tensor, Report]:
     """The critic's clipped squared error against the returns."""
     values_R = losses.masked(values_R, mb.mask_R)
     loss_R, clipped_R = losses.value_loss(
@@ -46,16 +48,17 @@ def value(s: Settings, mb: MicroBatch, values_R: torch.Tensor) -> tuple[torch.Te
     return total(loss_R, mb), report
 
 
-def policy(s: Settings, mb: MicroBatch, out_2R: torch.Tensor) -> tuple[torch.Tensor, dict]:
+def policy(s: Settings, mb: MicroBatch, out_2R: torch.Tensor) -> tuple[torch.Tensor, Report]:
     """The estimator's policy loss, corrected where asked, with the divergence from the reference and the entropy
     bonus."""
     log_probs_R = losses.masked(out_2R[0], mb.mask_R)
     old_R = log_probs_R.detach() if mb.old_log_probs_R is None else losses.masked(mb.old_log_probs_R, mb.mask_R)
     loss_R, report = _surrogate(s, mb, log_probs_R, old_R)
     report["pg_loss"] = (loss_R, mb.weight_R)
-    if mb.on_policy and mb.rollout_log_probs_R is not None:
+    if mb.measured_R is not None and mb.rollout_log_probs_R is not None:
         before_R = log_probs_R if s.use_rollout_logprobs else old_R
-        report["train_rollout_logprob_abs_diff"] = (before_R - mb.rollout_log_probs_R).abs()
+        gap_R = (before_R - mb.rollout_log_probs_R).abs()
+        report["train_rollout_logprob_abs_diff"] = Among(gap_R, mb.measured_R)
     if s.use_kl_loss:
         ref_R = losses.masked(mb.ref_log_probs_R, mb.mask_R)
         kl_R = losses.kl(log_probs_R, ref_R, s.kl_loss_type, old_R if s.use_unbiased_kl else None)
@@ -70,7 +73,7 @@ def policy(s: Settings, mb: MicroBatch, out_2R: torch.Tensor) -> tuple[torch.Ten
 
 def _surrogate(
     s: Settings, mb: MicroBatch, log_probs_R: torch.Tensor, old_R: torch.Tensor
-) -> tuple[torch.Tensor, dict]:
+) -> tuple[torch.Tensor, Report]:
     """The policy gradient's part of the loss, [R], by estimator: 0, the gradient too, where something leaves a token
     out."""
     advantages_R = mb.advantages_R
@@ -105,7 +108,9 @@ def _over_context(sums_N: torch.Tensor) -> torch.Tensor:
     return all_reduce(sums_N, group=mpu.get_context_parallel_group())
 
 
-def custom(function, args: types.SimpleNamespace, mb: MicroBatch, logits_RV: torch.Tensor) -> tuple[torch.Tensor, dict]:
+def custom(
+    function: Callable, args: types.SimpleNamespace, mb: MicroBatch, logits_RV: torch.Tensor
+) -> tuple[torch.Tensor, Report]:
     """A user's ``--custom-loss-function-path``: ``f(args, batch, logits, sum_of_sample_mean) -> (loss, {name:
     scalar})``.
 

@@ -1,8 +1,8 @@
 """A micro-batch as tensors: the pack's tokens, and for every response token what the loss needs to know.
 
 ``R`` counts the response tokens that are predicted on this rank, sample by sample: all of the micro-batch's samples, or
-this
-rank's share of them under context parallelism.
+this rank's share of them under context parallelism. :mod:`slime_cli.training.batching.parts` builds them, and
+:mod:`slime_cli.training.preparation` adds what the loss needs besides the batch's own columns.
 """
 
 import dataclasses
@@ -54,26 +54,32 @@ class MicroBatch:
     routes: dict[tuple[int, int], torch.Tensor] = dataclasses.field(default_factory=dict)
     """Experts chosen for this rank's tokens, int16 [T, K] by virtual pipeline stage and router; see
     :mod:`slime_cli.training.network.routing`."""
-    on_policy: bool = True
-    """The log-probabilities that are compared with the engine's are of the weights that generated it: only then is the
-    difference a figure of the engines alone."""
+    measured_R: torch.Tensor | None = None
+    """bool, True where the log-probability that is compared with the engine's is of the weights that wrote the token;
+    None in a step where no such are at hand."""
 
     @property
     def samples(self) -> int:
         return max(len(self.positions), 1)
 
     def take(self, column_R: np.ndarray) -> torch.Tensor:
-        """This micro-batch's part of a column of the whole batch, float32 on the device."""
+        """This micro-batch's part of a column of the whole batch: bool of a bool one, else float32, on the device."""
+        dtype = torch.bool if column_R.dtype == bool else torch.float32
         values = column_R[self.rows_R] if len(self.rows_R) else np.zeros(1)
-        return torch.as_tensor(values, dtype=torch.float32).to(self.tokens_T.device)
+        return torch.as_tensor(values, dtype=dtype).to(self.tokens_T.device)
 
 
 def build(
-    batch: TrainBatch, positions: list[int], weights_N: np.ndarray, *, cut: packs.Cut, device, nucleus: bool = False
+    batch: TrainBatch,
+    positions: list[int],
+    weights_N: np.ndarray,
+    *,
+    cut: packs.Cut,
+    device: torch.device,
+    nucleus: bool = False,
 ) -> MicroBatch:
     """Tensors of this rank's part (``cut``) of the samples at ``positions``, which may hold none of their response
-    tokens.
-    ``nucleus``: log-probabilities are taken among the tokens that sampling had left.
+    tokens. ``nucleus``: log-probabilities are taken among the tokens that sampling had left.
 
     No positions: a filler of masked tokens that keeps the ranks' collectives in step.
     """
@@ -83,50 +89,45 @@ def build(
     owner_T, place_T = packs.places(lengths, cut)
     real_T = place_T < lengths[owner_T]
     at_T = batch.starts_N[p][owner_T] + place_T
-    tokens = np.where(real_T, batch.tokens_T[np.where(real_T, at_T, 0)], 0)
     response_T = place_T - (lengths - responses - 1)[owner_T]  # which response token a place predicts
     where = np.flatnonzero((response_T >= 0) & (response_T < responses[owner_T]))
-    owners = owner_T[where]
-    r = (batch.response_starts_N[p][owner_T] + response_T)[where]
-    targets = batch.tokens_T[at_T[where] + 1]
-    mask = batch.loss_mask_R[r].astype(bool)
-    weight = weights_N[p][owners]
-    if not len(where):
-        where, targets, mask, weight, owners = (
-            np.zeros(1, t) for t in (np.int64, np.int64, bool, np.float64, np.int64)
-        )
-    padding = (-len(tokens)) % cut.tokens_multiple if len(tokens) else cut.tokens_multiple
-    sizes = lengths.tolist()
-    real_T = np.concatenate([real_T, np.zeros(padding, bool)])
-    if padding:
-        tokens = np.concatenate([tokens, np.zeros(padding, np.int64)])
-        sizes = [*sizes, padding * cut.size]
+    rows = (batch.response_starts_N[p][owner_T] + response_T)[where]
+    padding = (-len(at_T)) % cut.tokens_multiple if len(at_T) else cut.tokens_multiple
+    tokens = np.where(real_T, batch.tokens_T[np.where(real_T, at_T, 0)], 0)
+    padding_T = np.concatenate([~real_T, np.ones(padding, bool)])
 
-    routed = batch.routed_experts_TLK
-    if routed is not None:  # what is padding goes to the first experts
-        anywhere = np.broadcast_to(np.arange(routed.shape[2]), (len(tokens), *routed.shape[1:])).copy()
-        anywhere[np.flatnonzero(real_T)] = routed[at_T[real_T[: len(at_T)]]]
-        routed = anywhere
-
-    def tensor(values, dtype):
+    def tensor(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(values, dtype=dtype).to(device)
 
-    def column(values_R):
-        return None if values_R is None else tensor(values_R[r] if len(r) else np.zeros(1), torch.float32)
+    def of_response(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        """One value a response token; a single 0 where the rank has none, so that no column is ever empty."""
+        return tensor(values if len(where) else np.zeros(1), dtype)
+
+    def column(values_R: np.ndarray | None) -> torch.Tensor | None:
+        return None if values_R is None else of_response(values_R[rows], torch.float32)
 
     return MicroBatch(
         positions=list(positions),
-        tokens_T=tensor(tokens, torch.long),
-        padding_T=tensor(~real_T if len(p) else real_T, torch.bool),
-        pack=packs.pack(sizes, device, cut),
-        where_R=tensor(where, torch.long),
-        targets_R=tensor(targets, torch.long),
-        mask_R=tensor(mask, torch.bool),
-        weight_R=tensor(weight, torch.float32),
-        sample_R=tensor(owners, torch.long),
-        rows_R=r,
+        tokens_T=tensor(np.concatenate([tokens, np.zeros(padding, np.int64)]), torch.long),
+        padding_T=tensor(padding_T if len(p) else ~padding_T, torch.bool),
+        pack=packs.pack([*lengths.tolist(), padding * cut.size] if padding else lengths.tolist(), device, cut),
+        where_R=of_response(where, torch.long),
+        targets_R=of_response(batch.tokens_T[at_T[where] + 1], torch.long),
+        mask_R=of_response(batch.loss_mask_R[rows], torch.bool),
+        weight_R=of_response(weights_N[p][owner_T[where]], torch.float32),
+        sample_R=of_response(owner_T[where], torch.long),
+        rows_R=rows,
         rollout_log_probs_R=column(batch.rollout_log_probs_R),
         teacher_log_probs_R=column(batch.teacher_log_probs_R),
-        nucleus=None if not nucleus else Nucleus.of(batch.kept_ids_K, batch.kept_counts_R, r, device),
-        routed_experts_TLK=None if routed is None else torch.from_numpy(routed.astype(np.int16)),
+        nucleus=None if not nucleus else Nucleus.of(batch.kept_ids_K, batch.kept_counts_R, rows, device),
+        routed_experts_TLK=_routed_experts(batch.routed_experts_TLK, at_T, ~padding_T),
     )
+
+
+def _routed_experts(routed_TLK: np.ndarray | None, at_T: np.ndarray, real_T: np.ndarray) -> torch.Tensor | None:
+    """The experts that the engine chose for the tokens at ``at_T``, int16; what is padding goes to the first ones."""
+    if routed_TLK is None:
+        return None
+    out = np.broadcast_to(np.arange(routed_TLK.shape[2]), (len(real_T), *routed_TLK.shape[1:])).copy()
+    out[np.flatnonzero(real_T)] = routed_TLK[at_T[real_T[: len(at_T)]]]
+    return torch.from_numpy(out.astype(np.int16))

@@ -3,6 +3,7 @@ model."""
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ class Trained:
     """``only``: patterns of what is trained, all else frozen. ``freeze``: patterns of what is frozen. Neither: all is
     trained."""
 
-    def __init__(self, only: tuple[str, ...], freeze: tuple[str, ...]):
+    def __init__(self, only: tuple[str, ...], freeze: tuple[str, ...]) -> None:
         self.flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
         self.only, self.patterns = bool(only), [self._compiled(p) for p in only or freeze]
         self.hits = [0] * len(self.patterns)
@@ -31,7 +32,7 @@ class Trained:
         if not self.patterns:
             return provider
 
-        def build(*arguments, **keywords):
+        def build(*arguments: Any, **keywords: Any) -> torch.nn.Module:
             module = provider(*arguments, **keywords)
             for name, parameter in module.named_parameters():
                 found = [bool(pattern.search(name)) for pattern in self.patterns]

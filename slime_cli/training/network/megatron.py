@@ -1,10 +1,10 @@
 """Genuine Megatron in this process: its parser, its validation, its process groups, its seeds.
 
-One call of :func:`initialise` a process. A later stage of a run re-parses its own options with :func:`parse` in the
-same
-process groups.
+One call of :func:`initialise` a process. A later phase of a run parses its own options with :func:`parse` in the
+same process groups.
 """
 
+import argparse
 import contextlib
 import datetime
 import io
@@ -65,7 +65,7 @@ def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
     return out
 
 
-def parse(argv: list[str], rank: int, world_size: int):
+def parse(argv: list[str], rank: int, world_size: int) -> argparse.Namespace:
     """Megatron's own ``parse_args`` and ``validate_args`` over ``argv``. Raises UsageError with Megatron's own
     words."""
     from megatron.training.arguments import parse_args, validate_args
@@ -97,7 +97,7 @@ def parse(argv: list[str], rank: int, world_size: int):
     return args
 
 
-def initialise(args, device: hardware.Device) -> None:
+def initialise(args: argparse.Namespace, device: hardware.Device) -> None:
     """Process groups, seeds and Megatron's globals. ``MASTER_ADDR`` and ``MASTER_PORT`` must be set."""
     from megatron.core import mpu
 
@@ -146,7 +146,7 @@ def _meeting_point(rank: int, world_size: int) -> torch.distributed.TCPStore:
     return torch.distributed.TCPStore(host, port, world_size, rank == 0, timeout=patience, master_listen_fd=listener)
 
 
-def begin_stage(args) -> None:
+def begin_phase(args: argparse.Namespace) -> None:
     """Makes ``args`` Megatron's current ones and seeds every generator from ``args.seed``, as Megatron does."""
     from megatron.core import mpu, num_microbatches_calculator, tensor_parallel
     from megatron.training.global_vars import set_args, unset_global_variables

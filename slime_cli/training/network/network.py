@@ -3,12 +3,14 @@
 The policy is one, PPO's critic another. Every method is collective: all ranks call it with the same arguments.
 """
 
+import argparse
 import contextlib
 import functools
 import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from megatron.core import mpu
@@ -21,13 +23,14 @@ from megatron.training.global_vars import set_args
 from megatron.training.training import get_megatron_optimizer_config, get_model, get_optimizer_param_scheduler
 
 from slime_cli.errors import EngineError
-from slime_cli.tracing.spans import Tracer
 from slime_cli.training.batching.microbatch import MicroBatch
 from slime_cli.training.network import checkpoint, stateless_adam
 from slime_cli.training.network.routing import FREE, Routers
 
 Head = Callable[..., torch.Tensor]
 """``head(mb, **given)``: what is read off the last hidden states (:mod:`slime_cli.training.network.heads`)."""
+Loss = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Any]]
+"""``loss(mb, head's output)``: the micro-batch's part of the loss, and a report of it."""
 
 
 class Network:
@@ -35,16 +38,14 @@ class Network:
 
     def __init__(
         self,
-        args,
-        provider: Callable,
-        tracer: Tracer,
+        args: argparse.Namespace,
+        provider: Callable[..., torch.nn.Module],
         name: str = "policy",
         *,
         skip_nan: bool = False,
         stateless_optimizer: bool = False,
-    ):
+    ) -> None:
         self.args = args
-        self.tracer = tracer
         self.name = name
         self.skip_nan = skip_nan
         if skip_nan:
@@ -107,7 +108,7 @@ class Network:
             self._put(present)
 
     def take_weights(self, other: "Network") -> None:
-        """Of another network of the same layout, every weight that this one has too."""
+        """Copies every weight that both networks have; their layout is the same."""
         theirs = dict(other.parameters())
         for name, tensor in self.parameters():
             if name in theirs and theirs[name].shape == tensor.shape:
@@ -137,15 +138,12 @@ class Network:
         """What ``head`` reads off every micro-batch, without gradients; on the last pipeline stage."""
         return self._pass(mbs, head, lambda mb, out: out, routing, forward_only=True)
 
-    def train(self, mbs: list[MicroBatch], head: Head, loss: Callable, routing: str = FREE) -> tuple[list, float]:
-        """One optimizer step of the sum of ``loss(mb, head's output) -> (loss, report)`` over micro-batches and
-        data-parallel
-        ranks. The reports (last stage only) and the gradient's norm before clipping. ``routing``: see
-        :mod:`slime_cli.training.network.routing`."""
+    def backward(self, mbs: list[MicroBatch], head: Head, loss: Loss, routing: str = FREE) -> list:
+        """The gradient of the sum of ``loss(mb, head's output)`` over micro-batches and data-parallel ranks; the
+        losses' reports, on the last stage. ``routing``: see :mod:`slime_cli.training.network.routing`."""
         # Megatron divides by the micro-batch count, multiplies by the context parallel ranks and, unless
         # --calculate-per-token-loss makes it add up, averages over these and the data-parallel ones; the weights in the
-        # loss
-        # are global.
+        # loss are global.
         ranks = (
             1 / self.args.context_parallel_size
             if self.args.calculate_per_token_loss
@@ -153,22 +151,23 @@ class Network:
         )
         scale = len(mbs) * ranks
 
-        def scaled(mb, out):
+        def scaled(mb: MicroBatch, out: torch.Tensor) -> tuple[torch.Tensor, Any]:
             value, report = loss(mb, out)
             if not value.requires_grad:  # Megatron would step with no gradient, or a pipeline wait for one forever
                 raise RuntimeError(f"the loss of {self.name} does not depend on the network: it has no gradient")
             return value * scale, report
 
         self._scale_auxiliary_losses(mbs)
-        with self.tracer.span("forward_backward", network=self.name, micro_batches=len(mbs)):
-            for module in self.model:
-                module.zero_grad_buffer()
-            self.optimizer.zero_grad()
-            reports = self._pass(mbs, head, scaled, routing, forward_only=False)
-        with self.tracer.span("optimizer", network=self.name):
-            grad_norm = self._apply()
-            self.scheduler.step(increment=self.args.global_batch_size)
-        return reports, grad_norm
+        for module in self.model:
+            module.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        return self._pass(mbs, head, scaled, routing, forward_only=False)
+
+    def step(self) -> float:
+        """One optimizer step along the gradient of :meth:`backward`; its norm before clipping."""
+        grad_norm = self._apply()
+        self.scheduler.step(increment=self.args.global_batch_size)
+        return grad_norm
 
     def _scale_auxiliary_losses(self, mbs: list[MicroBatch]) -> None:
         """With --calculate-per-token-loss Megatron's routers multiply their load-balancing losses by the token count,
@@ -214,7 +213,7 @@ class Network:
     def lr(self) -> float:
         return self.optimizer.param_groups[0]["lr"]
 
-    def _padding(self, mb: MicroBatch, model) -> dict[str, torch.Tensor]:
+    def _padding(self, mb: MicroBatch, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Tells routers which tokens are padding: balancing the experts is about the others.
 
         Not with --calculate-per-token-loss, where Megatron then counts the tokens of all tensor and context parallel
@@ -235,7 +234,7 @@ class Network:
         return {"padding_mask": padding_T[None]}
 
     def _pass(self, mbs: list[MicroBatch], head: Head, last: Callable, routing: str, *, forward_only: bool) -> list:
-        def forward_step(iterator, model):
+        def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Callable]:
             mb = next(iterator)
             with self.routers.during(mb, self.model.index(model), routing):
                 out = model(

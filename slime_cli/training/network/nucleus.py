@@ -19,7 +19,7 @@ class Nucleus:
     starts_R1: torch.Tensor
 
     @classmethod
-    def of(cls, ids_K: np.ndarray, counts_R: np.ndarray, rows_R: np.ndarray, device) -> "Nucleus":
+    def of(cls, ids_K: np.ndarray, counts_R: np.ndarray, rows_R: np.ndarray, device: torch.device) -> "Nucleus":
         """The rows ``rows_R`` of a batch's ragged column; one row that keeps all for a filler, which has none."""
         counts = counts_R[rows_R] if len(rows_R) else np.zeros(1, np.int64)
         starts_R1 = np.concatenate([[0], np.cumsum(counts)])

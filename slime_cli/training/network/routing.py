@@ -24,10 +24,15 @@ RECORD = "record"
 FOLLOW = "follow"
 
 
+def mode(replays: bool, records: bool = False) -> str:
+    """A pass of the policy, by whether it replays experts that were chosen before, or records those to replay."""
+    return RECORD if records else FOLLOW if replays else FREE
+
+
 class Routers:
     """The routers of a network on this rank, by virtual pipeline stage."""
 
-    def __init__(self, model: list[torch.nn.Module], sequence_parallel: bool):
+    def __init__(self, model: list[torch.nn.Module], sequence_parallel: bool) -> None:
         found = [[getattr(m, "router_replay", None) for m in chunk.modules()] for chunk in model]
         self.chunks = [[replay for replay in chunk if replay is not None] for chunk in found]
         self.sequence_parallel = sequence_parallel

@@ -5,6 +5,9 @@ correction divides by just those factors, so the update is ``lr * g / (|g| + eps
 decoupled weight decay (AdamW, https://arxiv.org/abs/1711.05101).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 
@@ -15,7 +18,7 @@ class StatelessAdam(torch.optim.Optimizer):
     The state of a parameter is the number of its steps, a scalar, because Megatron's distributed optimizer asks for it.
     """
 
-    def __init__(self, param_groups: list[dict]):
+    def __init__(self, param_groups: list[dict[str, Any]]) -> None:
         super().__init__([torch.zeros(0)], {})
         self.param_groups = (
             param_groups  # as Megatron sets them too: the shards of a distributed optimizer are no leaves
@@ -23,14 +26,14 @@ class StatelessAdam(torch.optim.Optimizer):
         self.init_state(self)
 
     @staticmethod
-    def init_state(optimizer: torch.optim.Optimizer, config=None) -> None:
+    def init_state(optimizer: torch.optim.Optimizer, config: Any = None) -> None:
         """What Megatron calls before it loads a checkpoint."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 optimizer.state[parameter].setdefault("step", torch.zeros(()))
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter]["step"] += 1

@@ -1,0 +1,101 @@
+"""All trainer ranks as one: each method goes to every rank at once, since what they do is collective, and blocks.
+
+The loop calls it from a thread, one call at a time. Whatever goes wrong in a rank, or in Ray between, is one of our
+errors: the rank's own where it raised one, else an EngineError. Torch-free.
+"""
+
+import dataclasses
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from slime_cli import disk
+from slime_cli.buffer.batch import TrainBatch
+from slime_cli.errors import EngineError, SlimeError
+from slime_cli.training.settings import Settings
+
+RESUME = "the same command resumes from the last commit"
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """A phase's model, as the ranks have built it."""
+
+    parameters: int
+    """Of rank 0's part of the model."""
+    device: str
+    warning: str
+    """What the user should know of how it is computed; empty when there is nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A rollout was trained."""
+
+    step: int
+    """Optimizer steps of the phase so far, this rollout's included."""
+    metrics: dict[str, float]
+
+
+class Learner:
+    """``ranks`` are actors of :class:`slime_cli.cluster.trainer_actor.TrainerRank`; ``ray`` is the connected module."""
+
+    def __init__(self, ray: types.ModuleType, ranks: Sequence[Any]) -> None:
+        self.ray = ray
+        self.ranks = ranks
+        self._master: tuple[str, int] | None = None
+
+    def begin(self, argv: list[str], settings: Settings, model: str, critic_argv: list[str] | None = None) -> Begun:
+        """Builds a phase's networks from Megatron's options, with the weights of the HF folder ``model``."""
+        if self._master is None:
+            (self._master,) = self._get([self.ranks[0].address.remote()])
+        return self._get([r.begin.remote(argv, settings, model, critic_argv, self._master) for r in self.ranks])[0]
+
+    def load(self, path: str, *, weights_only: bool) -> int:
+        """A checkpoint folder: all of it, to resume, or its weights alone, to start from. The trainer's step."""
+        return self._get([rank.load.remote(path, weights_only) for rank in self.ranks])[0]
+
+    def load_published(self, folder: str) -> None:
+        """The weights of a published version into the policy, and its step; the optimizer does not hear of it."""
+        self._get([rank.load_published.remote(folder) for rank in self.ranks])
+
+    def keep(self, name: str, path: str | None = None) -> None:
+        """Keeps the policy's present weights, or a checkpoint's, as ``reference``, ``teacher`` or ``old_actor``."""
+        self._get([rank.keep.remote(name, path) for rank in self.ranks])
+
+    def train(self, batch: TrainBatch) -> Trained:
+        """Every optimizer step of one rollout."""
+        reference = self.ray.put(batch)
+        answers = self._get([rank.train.remote(reference) for rank in self.ranks])
+        return next(answer for answer in answers if answer is not None)
+
+    def save(self, root: str) -> str:
+        """Saves a checkpoint under ``root``; its folder. It is complete once :meth:`saved` says so."""
+        return self._get([rank.save.remote(root) for rank in self.ranks])[0]
+
+    def saved(self, wait: bool) -> bool:
+        """Whether every checkpoint so far is complete and durable; it can be waited for."""
+        return all(self._get([rank.saved.remote(wait) for rank in self.ranks]))
+
+    def remove(self, paths: list[str]) -> None:
+        """Removes checkpoints with their critics'."""
+        self._get([self.ranks[0].remove.remote(paths)])
+
+    def publish(self, folder: str, version: str) -> int:
+        """Writes the present weights as a version that engines can load; the bytes written."""
+        return self._get([rank.publish.remote(folder, version) for rank in self.ranks])[0]
+
+    def _get(self, references: list[Any]) -> list[Any]:
+        """What the ranks answered, in their order."""
+        try:
+            return self.ray.get(references)
+        except self.ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, SlimeError):
+                raise error.cause from None
+            if full := disk.cause(error.cause) or disk.cause(error):
+                raise EngineError(f"the trainer failed: {full}", disk.FIX) from None
+            raise EngineError(f"the trainer failed: {error}", RESUME) from None
+        except self.ray.exceptions.RayActorError as error:
+            raise EngineError(f"a trainer rank died: {error}", RESUME) from None
+        except self.ray.exceptions.RayError as error:  # no environment could be made, a node is gone, an object lost
+            raise EngineError(f"Ray: {type(error).__name__}: {error}", RESUME) from None

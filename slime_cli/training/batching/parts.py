@@ -1,0 +1,89 @@
+"""From a batch to this rank's micro-batches, optimizer step by optimizer step. The trainer calls it, once a rollout.
+
+Every rank plans the same (:mod:`slime_cli.training.batching.packing`) and builds its own share.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from megatron.core import mpu
+
+from slime_cli.buffer.batch import TrainBatch
+from slime_cli.training.algorithm import losses
+from slime_cli.training.batching import balance, microbatch, packing, packs
+from slime_cli.training.settings import Settings
+
+Part = list[microbatch.MicroBatch]
+"""This rank's micro-batches of one optimizer step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Splitter:
+    """Splits batches as the options say."""
+
+    args: argparse.Namespace
+    """Megatron's."""
+    settings: Settings
+    device: torch.device
+
+    def parts(self, batch: TrainBatch) -> tuple[list[Part], list[int]]:
+        """The micro-batches of each optimizer step, and how many samples each step dropped."""
+        steps = packing.split_steps(batch.sample_index_N.tolist(), self.settings.num_steps_per_rollout)
+        made = [self.micro_batches(batch, positions) for positions in steps]
+        return [mbs for mbs, _ in made], [dropped for _, dropped in made]
+
+    def micro_batches(self, batch: TrainBatch, positions: Sequence[int]) -> tuple[Part, int]:
+        """The micro-batches of one step, which trains the samples at ``positions``, and how many of them it dropped."""
+        plan = self._plan(batch, positions)
+        weights_N = self.token_weights(batch, positions)
+        nucleus = self.settings.policy and self.settings.use_top_p_replay
+        mbs = [
+            microbatch.build(batch, own, weights_N, cut=self.cut, device=self.device, nucleus=nucleus)
+            for own in plan.per_rank[mpu.get_data_parallel_rank()]
+        ]
+        return mbs, len(plan.dropped)
+
+    def _plan(self, batch: TrainBatch, positions: Sequence[int]) -> packing.Schedule:
+        s = self.settings
+        args = self.args
+        lengths = self.cut.whole(batch.lengths_N).tolist()
+        costs = None
+        if s.balance_data or s.balance_by_flops:
+            costs = list(map(balance.Flops.of(args), lengths, batch.response_lengths_N.tolist()))
+        return packing.schedule(
+            list(positions),
+            lengths,
+            mpu.get_data_parallel_world_size(),
+            max_tokens=s.max_tokens and s.max_tokens * args.context_parallel_size,
+            micro_batch_size=args.micro_batch_size,
+            oversize=s.oversize,
+            pack_by=costs if s.balance_by_flops else None,
+            deal_by=costs if s.balance_data else None,
+            multiple=args.pipeline_model_parallel_size if args.virtual_pipeline_model_parallel_size else 1,
+        )
+
+    @property
+    def cut(self) -> packs.Cut:
+        """Which part of every sequence this rank holds."""
+        args = self.args
+        return packs.Cut(
+            mpu.get_context_parallel_rank(),
+            args.context_parallel_size,
+            args.tensor_model_parallel_size if args.sequence_parallel else 1,
+            local=args.transformer_impl == "local",
+        )
+
+    def token_weights(self, batch: TrainBatch, positions: Sequence[int]) -> np.ndarray:
+        """What a token of each sample counts in the loss of the step that the samples at ``positions`` make, [N]."""
+        per_token = self.args.calculate_per_token_loss
+        executions_N = batch.sample_index_N
+        trained_R = np.concatenate([[0], np.cumsum(batch.loss_mask_R, dtype=np.int64)])
+        sums_N = trained_R[batch.response_starts_N + batch.response_lengths_N] - trained_R[batch.response_starts_N]
+        of_step = len(np.unique(executions_N[list(positions)]))
+        weights_N = losses.sample_weights(
+            torch.from_numpy(sums_N), torch.from_numpy(executions_N), of_step, per_token
+        ).numpy()
+        return weights_N / max(int(sums_N[list(positions)].sum()), 1) if per_token else weights_N
