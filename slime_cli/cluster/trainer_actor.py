@@ -112,7 +112,7 @@ class TrainerRank:
 
         with self.tracer.span("load_published"):
             Bridge(folder, self.trainer.args.params_dtype).load(self.trainer.policy.model)
-        self.trainer.step = manifests.read(pathlib.Path(folder) / "manifest.json", manifests.Weights).training_step
+        self.trainer.step = manifests.read(pathlib.Path(folder) / layout.MANIFEST, manifests.Weights).training_step
 
     def keep(self, name: str, path: str | None = None) -> None:
         self.trainer.keep(name, path)
