@@ -28,8 +28,8 @@ _ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 def start(folder: pathlib.Path, cores: int) -> Any:
     """The module ``ray``, connected. Raises EngineError with what to do when it cannot be.
 
-    ``folder`` is where a local Ray starts its workers: it puts that folder first on their import path, so it is none
-    of the user's, whose scripts could take a library's place. What runs in a worker enters the user's folder itself.
+    ``folder`` is where a local Ray starts its workers: it puts that folder first on their import path, so it is none of
+    the user's, whose scripts could take a library's place. What runs in a worker enters the user's folder itself.
     """
     joined = os.environ.get("RAY_ADDRESS")
     for name, value in (_WORKERS if joined else _WORKERS | _ALONE).items():

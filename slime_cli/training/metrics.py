@@ -1,8 +1,8 @@
 """Training metrics: sums over trained tokens, added up over micro-batches, ranks and steps before anything is divided.
 
 A metric is a tensor of token values (reported as its mean over trained tokens), :class:`Among` (its mean over some of
-them) or a pair (values, weights) that is already normalised over the global batch (reported as its weighted sum).
-Names are slime's, without the ``train/`` prefix.
+them) or a pair (values, weights) that is already normalised over the global batch (reported as its weighted sum). Names
+are slime's, without the ``train/`` prefix.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 values, advantages and returns, off-policy corrections.
 
 The trainer makes one :class:`Preparation` a rollout. Each column is computed over the whole batch, on every rank that
-needs it, and then handed out, so that none can depend on packing, micro-batch count or layout. All is as of the
-weights that the policy has before the first step. Collective.
+needs it, and then handed out, so that none can depend on packing, micro-batch count or layout. All is as of the weights
+that the policy has before the first step. Collective.
 """
 
 import argparse

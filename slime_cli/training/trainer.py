@@ -81,8 +81,7 @@ class Trainer:
             self.policy.keep_checkpoint(name, path)
 
     def save(self, root: str, manifest: manifests.Checkpoint) -> pathlib.Path:
-        """Everything as of :attr:`step`; the folder. With ``--async-save`` it is complete once
-        :meth:`saved` says so."""
+        """Everything as of :attr:`step`; the folder. With ``--async-save`` it is complete once :meth:`saved` says so."""
         if self.critic:
             critics = layout.critic(layout.checkpoint(root, self.step)).parent
             self._saving.append((self.critic.start_saving(critics, self.step), manifest))

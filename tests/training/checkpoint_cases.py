@@ -1,6 +1,5 @@
 """Checkpoints beyond a plain resume: from one layout into another, written while training goes on, of an optimizer
-without
-moments. Runs on every rank of a layout, beside ``layout_cases.py``."""
+without moments. Runs on every rank of a layout, beside ``layout_cases.py``."""
 
 import collections
 import contextlib

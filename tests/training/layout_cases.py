@@ -1,8 +1,7 @@
 """What every layout runs: bridge round trips, training steps, checkpoints. Runs in ``layout_worker.py``, on every rank.
 
 One fixed global batch with all that could go wrong in it, two checkpoints (tied and untied) and a reference policy,
-made by
-:func:`make` with transformers, which also takes the first step in float64 with nothing but autograd.
+made by :func:`make` with transformers, which also takes the first step in float64 with nothing but autograd.
 """
 
 import collections
@@ -347,8 +346,7 @@ def steps(session: Session, only: tuple[str, ...] = ()) -> dict[str, list]:
 
 
 def rounded(session: Session) -> list[dict]:
-    """Metrics of four rollouts, as :func:`save` takes them, from weights that were each moved by at most one
-    rounding."""
+    """Metrics of four rollouts, as :func:`save` takes them, from weights that were each moved by at most one rounding."""
     trainer = session.trainer("tied", CHECKPOINTED, [])
     generator = torch.Generator().manual_seed(0)
     for _, tensor in trainer.policy.parameters():

@@ -60,8 +60,7 @@ OTHER_PROCESSOR = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 """What makes torch, oneDNN and MKL compute as on the oldest processor that they run on, in another number of threads
-(which do
-not take cores from the tests beside them while they wait)."""
+(which do not take cores from the tests beside them while they wait)."""
 IN_OTHER = ("grpo", "grpo_per_token", "grpo_packed_small", "sft", "gspo", "ppo")
 JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING), "single:reshard", OTHER)
 

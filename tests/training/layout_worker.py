@@ -1,10 +1,9 @@
 """The process behind the layout, attention and bridge tests: imports Megatron once, then forks the ranks of every job.
 
 ``python layout_worker.py FOLDER JOB...`` (see ``layout_launch.py``). Importing Megatron and megatron-bridge takes far
-longer
-than all the steps of these tests, and a forked child is as fresh as a new process as far as torch.distributed and
-Megatron
-go: its parent never initialises either. A job is a layout; each of its ranks leaves ``FOLDER/JOB.RANK.json``.
+longer than all the steps of these tests, and a forked child is as fresh as a new process as far as torch.distributed
+and Megatron go: its parent never initialises either. A job is a layout; each of its ranks leaves
+``FOLDER/JOB.RANK.json``.
 """
 
 import json

@@ -1,6 +1,5 @@
 """What the trainer may be told besides an estimator: frozen parameters, forgotten moments, gradients that are not
-finite,
-hooks, a teacher, a critic that trains alone, resuming with one. Runs on every rank of a layout, beside
+finite, hooks, a teacher, a critic that trains alone, resuming with one. Runs on every rank of a layout, beside
 ``layout_cases.py``.
 """
 

@@ -1,5 +1,4 @@
-"""The parts of the policy loss against plain references: values in ``math``, gradients from the formula's
-derivative."""
+"""The parts of the policy loss against plain references: values in ``math``, gradients from the formula's derivative."""
 
 import decimal
 import math
@@ -261,9 +260,8 @@ def clipped(
 
 def same_or_overflown(got: float, want: float, dtype: torch.dtype, scale: float | None = None) -> bool:
     """What a bound leaves out is exact, what overflows is seen to, and the rest is equal within the rounding of a few
-    operations
-    on numbers of size ``scale`` (the result's own, unless they cancel); or, below the smallest normal number, within
-    that.
+    operations on numbers of size ``scale`` (the result's own, unless they cancel); or, below the smallest normal
+    number, within that.
     """
     if want in (0.0, math.inf, -math.inf):
         return abs(got) == abs(want)
@@ -338,8 +336,7 @@ def test_cispo_far_out_has_the_weight_of_its_bound(advantage):
 
 def kl_reference(kind: str, d: float, e: float) -> tuple[decimal.Decimal, decimal.Decimal, decimal.Decimal]:
     """``exp(e) * estimate(d)`` with d = lp - ref and e = lp - old, its derivative in lp where the weight has one as
-    well, and the
-    size of what they are sums of, 0 where a clamp left that out: in decimals, which do not overflow."""
+    well, and the size of what they are sums of, 0 where a clamp left that out: in decimals, which do not overflow."""
     d = decimal.Decimal(d)
     weight = decimal.Decimal(e).exp()
     size = max(weight, SMALLEST_NORMAL)

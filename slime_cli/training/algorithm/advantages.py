@@ -1,15 +1,12 @@
 """Advantages from the rewards of a global batch. Pure numpy in float64; torch-free.
 
 Everything is computed over the whole batch at once, so nothing here can depend on packing, micro-batches or layout.
-Groups
-are ragged by design and told apart by id, never by position; what is compared in them are executions, each once,
-however many
-samples it fanned out into. Recurrences over a response run over its trained tokens only:
-what is masked (a tool's words, padding) is stepped over, NaN and infinity included.
+Groups are ragged by design and distinguished by id, never by position; what is compared in them are executions, each once,
+however many samples it fanned out into. Recurrences over a response run over its trained tokens only: what is masked (a
+tool's words, padding) is stepped over, NaN and infinity included.
 
 References: GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1), Dr. GRPO (arXiv 2503.20783), REINFORCE++ and its
-baseline
-variant (arXiv 2501.03262), generalised advantage estimation (arXiv 1506.02438, eq. 16).
+baseline variant (arXiv 2501.03262), generalised advantage estimation (arXiv 1506.02438, eq. 16).
 """
 
 import dataclasses
@@ -17,13 +14,13 @@ import dataclasses
 import numpy as np
 
 from slime_cli.options.estimators import ESTIMATORS, GROUP_RELATIVE
+from slime_cli.training.settings import Settings
 
 STD_EPSILON = 1e-6
 """Added to a group's standard deviation, as slime does."""
 SPREAD_TOLERANCE = 2.0**-22
 """Relative spread within which a group's rewards count as equal: two roundings of float32, which is what reward models
-and
-services answer in. Noise must not become an advantage."""
+and services answer in. Noise must not become an advantage."""
 WHITEN_EPSILON = 1e-8
 """Added to the variance when advantages are whitened, as slime does."""
 
@@ -97,12 +94,10 @@ def grpo(
     """Group-relative advantages, shape [N].
 
     ``(r - mean) / (std + 1e-6)`` within each group, with mean and unbiased standard deviation (ddof 1) over the rewards
-    of its
-    executions, and r the sample's own: siblings that were rewarded apart have advantages apart. A group whose
-    executions'
-    rewards are equal within float noise, and a group of one execution, gets exactly zero. ``normalise=False`` returns
-    the
-    rewards as they are; ``divide_by_std=False`` is Dr. GRPO. Raises ValueError for a reward that is not finite.
+    of its executions, and r the sample's own: siblings that were rewarded apart have advantages apart. A group whose
+    executions' rewards are equal within float noise, and a group of one execution, gets exactly zero.
+    ``normalise=False`` returns the rewards as they are; ``divide_by_std=False`` is Dr. GRPO. Raises ValueError for a
+    reward that is not finite.
     """
     rewards_N = finite(rewards_N)
     if not normalise:
@@ -154,8 +149,7 @@ def gae(
     """Generalised advantage estimation over trained tokens: advantages and returns, both [R].
 
     ``delta_t = r_t + gamma V_{t+1} - V_t`` with a value of 0 after the last token, ``A_t = sum (gamma lambda)^k
-    delta_{t+k}``
-    and ``return_t = A_t + V_t``.
+    delta_{t+k}`` and ``return_t = A_t + V_t``.
     """
     where = np.flatnonzero(shape.mask_R)
     values = np.asarray(values_R, np.float64)[where]
@@ -182,7 +176,7 @@ def whiten(advantages_R: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def compute(
-    settings,
+    settings: Settings,
     rewards_N: np.ndarray,
     groups_N: np.ndarray,
     shape: Shape,
@@ -195,9 +189,8 @@ def compute(
     """Advantages and returns of every response token, both [R] and 0 where masked, by ``settings.advantage_estimator``.
 
     ``executions_N``: which execution each sample came from; each its own when not given. ``kl_R``: divergence from the
-    reference
-    that ``--kl-coef`` takes off the reward. ``values_R``: the critic's, for ppo. ``distil_R``: student minus teacher
-    log-probabilities, which on-policy distillation takes off the advantage.
+    reference that ``--kl-coef`` takes off the reward. ``values_R``: the critic's, for ppo. ``distil_R``: student minus
+    teacher log-probabilities, which on-policy distillation takes off the advantage.
     """
     s = settings
     estimator = s.advantage_estimator
@@ -229,7 +222,7 @@ def compute(
     return conclude(s, advantages_R, shape, distil_R), returns_R
 
 
-def conclude(settings, advantages_R: np.ndarray, shape: Shape, distil_R: np.ndarray | None) -> np.ndarray:
+def conclude(settings: Settings, advantages_R: np.ndarray, shape: Shape, distil_R: np.ndarray | None) -> np.ndarray:
     """What comes after any estimator, a user's own as well: distillation's part off the advantages, then whitening
     where asked."""
     if distil_R is not None:

@@ -2,20 +2,14 @@
 torch-free.
 
 The engine samples from ``mu`` (its own kernels, perhaps older weights) while the loss takes ``pi_old`` from Megatron.
-With
-``d = log pi_old - log mu`` at each trained token, an importance weight ``exp(d)`` on the loss corrects the difference,
-and
-samples too far off can be rejected. Both are constants of the batch, computed over the whole of it before the first
-step,
-so they cannot depend on packing or layout. What bounds decide is decided on the ratio itself; only what is multiplied
-into
-the loss has its exponent bounded.
+With ``d = log pi_old - log mu`` at each trained token, an importance weight ``exp(d)`` on the loss corrects the
+difference, and samples too far off can be rejected. Both are constants of the batch, computed over the whole of it
+before the first step, so they cannot depend on packing or layout. What bounds decide is decided on the ratio itself;
+only what is multiplied into the loss has its exponent bounded.
 
 References: truncated importance sampling, TIS (F. Yao et al., "Your efficient RL framework secretly brings you
-off-policy RL
-training", 2025); IcePop (Ring-1T, arXiv 2510.18855): ``--tis-mode mask`` at token level; masked importance sampling
-with
-sequence and geometric levels (MIS, slime's and verl's rollout correction).
+off-policy RL training", 2025); IcePop (Ring-1T, arXiv 2510.18855): ``--tis-mode mask`` at token level; masked
+importance sampling with sequence and geometric levels (MIS, slime's and verl's rollout correction).
 """
 
 import dataclasses
@@ -24,13 +18,13 @@ from collections.abc import Callable
 import numpy as np
 
 from slime_cli.training.algorithm.advantages import Shape, execution_rewards
+from slime_cli.training.settings import Settings
 
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
 LIMIT = 20.0
 """Bound on an exponent whose value is multiplied or averaged: exp(20) is out of any range that training uses, and
-finite in
-float32."""
+finite in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +74,8 @@ def mean_weight(weights_R: np.ndarray, level: str, shape: Shape, executions_N: n
     be one.
 
     At token level those are the trained tokens. At the other levels they are samples, however long they are; siblings
-    that
-    one execution fanned out count as one together, with their mean. ``executions_N``: which execution each sample came
-    from;
-    each its own when not given.
+    that one execution fanned out count as one together, with their mean. ``executions_N``: which execution each sample
+    came from; each its own when not given.
     """
     if level == "token":
         return float(weights_R[shape.mask_R].mean())
@@ -94,7 +86,7 @@ def mean_weight(weights_R: np.ndarray, level: str, shape: Shape, executions_N: n
 
 
 def correct(
-    settings,
+    settings: Settings,
     old_log_probs_R: np.ndarray,
     rollout_log_probs_R: np.ndarray,
     shape: Shape,
@@ -102,8 +94,7 @@ def correct(
     executions_N: np.ndarray | None = None,
 ) -> Correction:
     """Weights by ``settings`` (``use_tis``, ``tis_*``, ``use_rs``, ``rs_*``), and what they did. ``custom`` takes the
-    place of
-    the ``tis_*``; without ``use_tis`` only its metrics count. ``executions_N`` as in :func:`mean_weight`."""
+    place of the ``tis_*``; without ``use_tis`` only its metrics count. ``executions_N`` as in :func:`mean_weight`."""
     s = settings
     mask_R = shape.mask_R
     gap_R = shape.masked(old_log_probs_R) - shape.masked(rollout_log_probs_R)
@@ -128,12 +119,11 @@ def correct(
     return Correction(weights_R, metrics)
 
 
-def rejection(settings, gap_R: np.ndarray, shape: Shape) -> np.ndarray:
+def rejection(settings: Settings, gap_R: np.ndarray, shape: Shape) -> np.ndarray:
     """bool [R], False at tokens whose ratio at ``rs_level`` is out of bounds, and in every sample that a veto strikes.
 
     The veto rejects a whole sample with one token whose ratio is below ``rs_veto_threshold``: the old policy would all
-    but
-    never have said it.
+    but never have said it.
     """
     s = settings
     ratio_R = ratios(log_weights(gap_R, s.rs_level, shape))
@@ -146,10 +136,8 @@ def rejection(settings, gap_R: np.ndarray, shape: Shape) -> np.ndarray:
 
 def mismatch(gap_R: np.ndarray, shape: Shape) -> dict[str, float]:
     """How far the engine's policy is from the old one, over trained tokens: estimates of the divergence of ``pi_old``
-    from
-    ``mu`` under samples of ``mu`` (k1 and k3), the ratio's mean, spread and maximum, and the share of samples that are
-    left
-    of the batch once importance is accounted for (effective sample size, at sequence level)."""
+    from ``mu`` under samples of ``mu`` (k1 and k3), the ratio's mean, spread and maximum, and the share of samples that
+    are left of the batch once importance is accounted for (effective sample size, at sequence level)."""
     gap = gap_R[shape.mask_R]
     if not len(gap):
         return {}

@@ -2,11 +2,9 @@
 
 Tensors end in the shape they have: ``_T`` tokens of a pack (any order). Natural logarithms throughout. Masked positions
 never touch a result, NaN and infinity included: callers pick positions with :func:`masked`, never by multiplying.
-Neither
-does what a clip leaves out: ``exp`` overflows in float32 from 88.7 on and 0 * inf is NaN in the backward pass, so an
-exponent
-is bounded before ``exp`` wherever a larger one would change nothing. What is not left out overflows visibly, to
-infinity.
+Neither does what a clip leaves out: ``exp`` overflows in float32 from 88.7 on and 0 * inf is NaN in the backward pass,
+so an exponent is bounded before ``exp`` wherever a larger one would change nothing. What is not left out overflows
+visibly, to infinity.
 """
 
 import math
@@ -33,9 +31,8 @@ def kl(
 
     k1 = lp - ref; k2 = (lp - ref)^2 / 2; k3 = exp(ref - lp) - 1 - (ref - lp); low_var_kl is k3 clamped to [-10, 10].
     With ``old_log_probs_T`` the estimate is weighted by ``exp(lp - old)``, which makes its gradient that of the
-    divergence
-    although another policy sampled the tokens (DeepSeek-V3.2, arXiv 2512.02556). Raises ValueError for another
-    ``kind``.
+    divergence although another policy sampled the tokens (DeepSeek-V3.2, arXiv 2512.02556). Raises ValueError for
+    another ``kind``.
     """
     log_ratio_T = log_probs_T - ref_log_probs_T
     log_weight_T = None if old_log_probs_T is None else log_probs_T - old_log_probs_T
@@ -58,8 +55,7 @@ def _k3(reverse_T: torch.Tensor, log_weight_T: torch.Tensor | None, highest: flo
     if log_weight_T is None:
         return torch.expm1(bounded_T) - bounded_T
     # The policy has left a token that the reference keeps: exp(r) may overflow though the small weight takes it back.
-    # There
-    # the product is written out as exp(ref - old) - exp(lp - old) (1 + r), whose first term has no gradient.
+    # There the product is written out as exp(ref - old) - exp(lp - old) (1 + r), whose first term has no gradient.
     left_T = (reverse_T > 1) & (log_weight_T < 0)
     near_T = masked(bounded_T, ~left_T)
     far_T = masked(reverse_T, left_T)
@@ -87,13 +83,11 @@ def clipped_policy_loss(
 
     ``log_ratio_T`` is the logarithm of the ratio r of the new policy to the old one. Returns the per-token loss
     ``max(-r A, -clip(r, 1 - eps_low, 1 + eps_high) A)`` and whether the clip was active, both [T]. ``dual_clip`` c > 1
-    bounds
-    the loss of a negative advantage by ``-c A`` (dual-clip PPO, arXiv 1912.09729). Where ``kept_T`` is False the loss
-    is 0.
+    bounds the loss of a negative advantage by ``-c A`` (dual-clip PPO, arXiv 1912.09729). Where ``kept_T`` is False the
+    loss is 0.
     """
     # The ratio counts without bound only for a negative advantage that no dual clip bounds. Elsewhere its exponent
-    # stops above
-    # all bounds, where the clip is active and its own gradient 0.
+    # stops above all bounds, where the clip is active and its own gradient 0.
     counts_T = (advantages_T < 0) & (dual_clip is None)
     if kept_T is not None:
         counts_T = counts_T & kept_T
@@ -135,8 +129,7 @@ def sample_means(
     """Mean over the trained tokens of each sample, laid out at its tokens again, [T]; 0 for a sample without any.
 
     ``sample_T`` says which of ``count`` samples a token belongs to; ``over_ranks`` adds up the ranks that hold parts of
-    them.
-    GSPO's sequence ratio is ``exp`` of this over ``lp - old`` (arXiv 2507.18071).
+    them. GSPO's sequence ratio is ``exp`` of this over ``lp - old`` (arXiv 2507.18071).
     """
     totals_N = over_ranks(values_T.new_zeros(count).index_add(0, sample_T, masked(values_T, mask_T)))
     counts_N = over_ranks(values_T.new_zeros(count).index_add(0, sample_T, mask_T.to(values_T.dtype)))
@@ -144,8 +137,8 @@ def sample_means(
 
 
 def off_policy_sequence_mask(mean_gap_T: torch.Tensor, advantages_T: torch.Tensor, delta: float) -> torch.Tensor:
-    """OPSM (DeepSeek-V3.2, arXiv 2512.02556): bool [T], False in samples with a negative advantage whose mean
-    ``old - lp`` (``mean_gap_T``) is above ``delta``: the policy has moved away from them already."""
+    """OPSM (DeepSeek-V3.2, arXiv 2512.02556): bool [T], False in samples with a negative advantage whose mean ``old -
+    lp`` (``mean_gap_T``) is above ``delta``: the policy has moved away from them already."""
     return ~((advantages_T < 0) & (mean_gap_T.detach() > delta))
 
 
@@ -153,8 +146,7 @@ def value_loss(
     values_T: torch.Tensor, old_values_T: torch.Tensor, returns_T: torch.Tensor, clip: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The critic's loss ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)`` and whether the clip was active, both
-    [T]
-    (PPO's reference implementation; no factor of one half)."""
+    [T] (PPO's reference implementation; no factor of one half)."""
     plain_T = (values_T - returns_T).square()
     moved_T = values_T - old_values_T
     far_T = moved_T.abs() > clip
@@ -169,9 +161,8 @@ def sample_weights(
     """Weight of each token of a sample in the step's loss, [N].
 
     Default: the mean over an execution's trained tokens, those of all its siblings, then over the executions of the
-    step:
-    ``1 / (max(mask sum over the execution, 1) * step_executions)``. What fans out counts no more than what does not.
-    With ``per_token`` the weight is 1 and the step divides by all trained tokens of the global batch.
+    step: ``1 / (max(mask sum over the execution, 1) * step_executions)``. What fans out counts no more than what does
+    not. With ``per_token`` the weight is 1 and the step divides by all trained tokens of the global batch.
     """
     if per_token:
         return torch.ones_like(mask_sums_N, dtype=torch.float32)

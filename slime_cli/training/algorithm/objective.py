@@ -1,11 +1,9 @@
 """What one micro-batch contributes to a step's loss: the policy's, the critic's and the supervised one.
 
-Each function takes what its head (:mod:`slime_cli.training.network.heads`) read off the network at the response tokens, and
-gives the
-loss (a weighted sum, its weights global: see :func:`slime_cli.training.algorithm.losses.sample_weights`) and a report for
-:mod:`slime_cli.training.metrics`. ``out_2R``: log-probabilities and entropies.
-Masked tokens are cut out before anything is computed: 0 * nan is nan in a backward pass, so masking the loss is too
-late.
+Each function takes what its head (:mod:`slime_cli.training.network.heads`) read off the network at the response tokens,
+and gives the loss (a weighted sum, its weights global: see :func:`slime_cli.training.algorithm.losses.sample_weights`)
+and a report for :mod:`slime_cli.training.metrics`. ``out_2R``: log-probabilities and entropies. Masked tokens are cut
+out before anything is computed: 0 * nan is nan in a backward pass, so masking the loss is too late.
 """
 
 import types
@@ -49,8 +47,7 @@ def value(s: Settings, mb: MicroBatch, values_R: torch.Tensor) -> tuple[torch.Te
 
 
 def policy(s: Settings, mb: MicroBatch, out_2R: torch.Tensor) -> tuple[torch.Tensor, Report]:
-    """The estimator's policy loss, corrected where asked, with the divergence from the reference and the entropy
-    bonus."""
+    """The estimator's policy loss, corrected where asked, with the divergence from the reference and the entropy bonus."""
     log_probs_R = losses.masked(out_2R[0], mb.mask_R)
     old_R = log_probs_R.detach() if mb.old_log_probs_R is None else losses.masked(mb.old_log_probs_R, mb.mask_R)
     loss_R, report = _surrogate(s, mb, log_probs_R, old_R)
@@ -115,10 +112,9 @@ def custom(
     scalar})``.
 
     ``batch`` is the micro-batch's columns as a dict, ``logits`` the rows that predict response tokens (this rank's
-    slice of
-    the vocabulary), and ``sum_of_sample_mean`` turns one value a token into this micro-batch's part of the loss. No
-    gradient
-    goes through the rows of masked tokens: what a function computes there, NaN and infinity included, changes nothing.
+    slice of the vocabulary), and ``sum_of_sample_mean`` turns one value a token into this micro-batch's part of the
+    loss. No gradient goes through the rows of masked tokens: what a function computes there, NaN and infinity included,
+    changes nothing.
     """
     if logits_RV.requires_grad:
         logits_RV.register_hook(lambda gradient_RV: losses.masked(gradient_RV, mb.mask_R[:, None]))

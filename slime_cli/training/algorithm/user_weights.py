@@ -1,12 +1,10 @@
 """slime's two hooks on the policy loss, ``--custom-tis-function-path`` and ``--custom-pg-loss-reducer-function-path``,
-as
-weights of tokens.
+as weights of tokens.
 
 slime calls both inside the loss of each micro-batch. Here each is called before the first step, on every rank alike:
-the one
-with all samples of the rollout, the other with all samples of an optimizer step; so what they decide cannot depend on
-packing
-or layout. A function that scales ``pg_loss`` token by token, or sums it with weights, means the same in both.
+the one with all samples of the rollout, the other with all samples of an optimizer step; so what they decide cannot
+depend on packing or layout. A function that scales ``pg_loss`` token by token, or sums it with weights, means the same
+in both.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,10 +32,9 @@ def importance(
     trained tokens.
 
     ``f(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths) -> (pg_loss,
-    masks,
-    metrics)``, with one tensor a sample in each list. ``pg_loss`` is all ones, [R], so what comes back are the weights;
-    a 0 in
-    the returned masks leaves a token out. Raises UsageError when the shapes do not fit or a weight is not finite.
+    masks, metrics)``, with one tensor a sample in each list. ``pg_loss`` is all ones, [R], so what comes back are the
+    weights; a 0 in the returned masks leaves a token out. Raises UsageError when the shapes do not fit or a weight is
+    not finite.
     """
     sizes = shape.response_lengths_N.tolist()
 
@@ -95,10 +92,9 @@ def reduction(
     """The weight of each token in what the function's reducer makes of the policy loss, float64 [R].
 
     ``f(total_lengths, response_lengths, loss_masks, calculate_per_token_loss)`` gives a callable from the losses of the
-    response
-    tokens, [R], to their weighted sum; slime divides it by the samples of the step, or by its trained tokens with
-    ``--calculate-per-token-loss``. Raises UsageError when it is not such a sum: nothing else is the same however it is
-    packed.
+    response tokens, [R], to their weighted sum; slime divides it by the samples of the step, or by its trained tokens
+    with ``--calculate-per-token-loss``. Raises UsageError when it is not such a sum: nothing else is the same however
+    it is packed.
     """
     sizes = response_lengths_N.tolist()
     masks = list(torch.from_numpy(mask_R.astype(np.int64)).split(sizes))

@@ -1,6 +1,6 @@
-"""Even loads: what a sample costs, and how to share costs out. Deterministic, so every rank finds the same;
-torch-free."""
+"""Even loads: what a sample costs, and how to share costs out. Deterministic, so every rank finds the same; torch-free."""
 
+import argparse
 import dataclasses
 import heapq
 import operator
@@ -17,16 +17,14 @@ class Flops:
     r``.
 
     With hidden h, heads a of size d, key-value heads g, feed-forward f and L layers, two FLOPs to a multiplication and
-    an
-    addition:
+    an addition:
       linear     2 L (2 h a d + 2 h g d + 3 h f)  projections and feed-forward; 2 h f without a gate. With experts f is
       that of
                  those a token visits, and h E is added for the router
       quadratic  2 L a d                          scores and values, each 2 n^2 a d, half of it masked
       answer     2 V h                            only tokens of the answer are projected onto the vocabulary V
     A backward pass costs twice that, which changes no ratio. An estimate: every layer counts as attention over all
-    tokens, and
-    with experts as sparse.
+    tokens, and with experts as sparse.
     """
 
     linear: float
@@ -34,7 +32,7 @@ class Flops:
     answer: float
 
     @classmethod
-    def of(cls, args) -> "Flops":
+    def of(cls, args: argparse.Namespace) -> "Flops":
         """From Megatron's validated arguments."""
         h = args.hidden_size
         a = args.num_attention_heads
@@ -66,12 +64,9 @@ def karmarkar_karp(costs: Sequence[float], parts: int, *, equal_counts: bool) ->
     """Items in ``parts`` of about the same load, by the largest differencing method.
 
     N. Karmarkar and R. Karp, "The differencing method of set partitioning", 1982, for k parts: the two partial
-    solutions that
-    are furthest from even are joined, the heaviest part of one with the lightest of the other, until one is left. It
-    begins
-    with one item each, or with ``equal_counts`` with as many items as parts (Michiels et al., "Performance ratios for
-    the
-    differencing method", 2003); the number of items must then be a multiple of ``parts``.
+    solutions that are furthest from even are joined, the heaviest part of one with the lightest of the other, until one
+    is left. It begins with one item each, or with ``equal_counts`` with as many items as parts (Michiels et al.,
+    "Performance ratios for the differencing method", 2003); the number of items must then be a multiple of ``parts``.
     """
     order = _heaviest_first(costs)
     size = parts if equal_counts else 1

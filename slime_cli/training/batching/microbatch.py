@@ -23,8 +23,8 @@ class MicroBatch:
     """Which samples of the batch it holds, in order; empty for a filler."""
     tokens_T: torch.Tensor
     padding_T: torch.Tensor
-    """bool, True where a token only fills a place; never in a filler, since routers divide by the count of the
-    others."""
+    """bool, True where a token only fills a place; never in a filler, since routers divide by the count of the others.
+    """
     pack: packs.Pack
     where_R: torch.Tensor
     """The place in the pack whose logits predict each response token."""

@@ -1,19 +1,21 @@
 """From samples to micro-batches: split into steps, pack, then hand out.
 
 Invariants, each tested: siblings of an execution are in one step; every sample of a step is in exactly one micro-batch
-or is
-counted as dropped; every data-parallel rank gets the same number of micro-batches; a micro-batch holds at most
-``max_tokens``
-tokens unless it is one oversize sample that the policy isolates. The schedule depends on the lengths, and the costs
-that follow
-from them, alone, so every rank computes the same one by itself. Torch-free.
+or is counted as dropped; every data-parallel rank gets the same number of micro-batches; a micro-batch holds at most
+``max_tokens`` tokens unless it is one oversize sample that the policy isolates. The schedule depends on the lengths,
+and the costs that follow from them, alone, so every rank computes the same one by itself. Torch-free.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
 
 from slime_cli.errors import DataError
 from slime_cli.training.batching import balance
+
+Length = TypeVar("Length", int, np.ndarray)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Schedule:
     """Positions that the oversize policy left out."""
 
 
-def padded(length, ranks: int):
+def padded(length: Length, ranks: int) -> Length:
     """Tokens that a sample of ``length`` (a number or an array) has over ``ranks`` context parallel ranks, two chunks
     on each."""
     return length if ranks == 1 else -(-length // (2 * ranks)) * 2 * ranks
@@ -114,10 +116,9 @@ def schedule(
     """Micro-batches of one step for ``dp`` ranks. ``multiple``: each rank's count is a multiple of it (interleaved PP).
 
     ``max_tokens=None`` means static batching: ``micro_batch_size`` samples a micro-batch. ``pack_by`` and ``deal_by``
-    are costs
-    by position: packs are formed, or handed out to the ranks, for an even load of them. Without the one packs are as
-    full as
-    first-fit makes them, without the other they are dealt back and forth, by tokens or what they were formed by.
+    are costs by position: packs are formed, or handed out to the ranks, for an even load of them. Without the one packs
+    are as full as first-fit makes them, without the other they are dealt back and forth, by tokens or what they were
+    formed by.
     """
     if max_tokens is None:
         bins = [list(positions[i : i + micro_batch_size]) for i in range(0, len(positions), micro_batch_size)]

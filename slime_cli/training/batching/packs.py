@@ -1,10 +1,9 @@
 """A pack of sequences as Megatron's layers see it: lengths, positions, and where attention finds each token.
 
-Context parallelism cuts every sequence into ``2 * size`` equal chunks and gives rank r chunks r and ``2 * size - 1 -
-r``, so
-that causal attention costs every rank the same (the zigzag of Llama 3, arXiv 2407.21783, section 3.3.2; Transformer
-Engine's
-cut too). A sequence is padded on its right to whole chunks: no token before the padding ever sees it.
+Context parallelism cuts every sequence into ``2 * size`` equal chunks and gives rank r chunks r and
+``2 * size - 1 - r``, so that causal attention costs every rank the same (the zigzag of Llama 3, arXiv 2407.21783,
+section 3.3.2; Transformer Engine's cut too). A sequence is padded on its right to whole chunks: no token before the
+padding ever sees it.
 """
 
 import dataclasses
@@ -48,8 +47,7 @@ class Rectangles:
     """Sequences stacked by length for attention: each rectangle is n rows of queries [n, Q] and of keys [n, K].
 
     The last query of a row sees all its keys, the one before all but the last, and so on. Queries are places in this
-    rank's
-    part of the pack, keys places in the parts of all context parallel ranks, one after the other.
+    rank's part of the pack, keys places in the parts of all context parallel ranks, one after the other.
     """
 
     queries: list[torch.Tensor]
@@ -63,9 +61,8 @@ class Pack(PackedSeqParams):
     """Megatron's packed-sequence parameters with what the local layers need besides.
 
     For local layers ``cu_seqlens_q_padded`` is [0, T] on purpose: Megatron's RoPE slices angles by it, and with angles
-    already laid out token by token (:class:`slime_cli.training.network.attention.PackedRotary`) one slice replaces a Python
-    loop over
-    sequences.
+    already laid out token by token (:class:`slime_cli.training.network.attention.PackedRotary`) one slice replaces a
+    Python loop over sequences.
     """
 
     positions_T: torch.Tensor = None
@@ -146,8 +143,7 @@ def rectangles(lengths: list[int]) -> Rectangles:
 
 
 def zigzag(lengths: list[int], cut: Cut) -> Rectangles:
-    """The two chunks that a rank holds of every sequence, stacked by chunk length, with all keys up to a chunk's
-    end."""
+    """The two chunks that a rank holds of every sequence, stacked by chunk length, with all keys up to a chunk's end."""
     chunks = cut.chunks(lengths)
     starts = np.cumsum(2 * chunks) - 2 * chunks
     total = int(2 * chunks.sum())

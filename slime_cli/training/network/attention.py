@@ -1,26 +1,34 @@
 """Megatron's local layers made fit for packed sequences, on machines without Transformer Engine.
 
 Stock local layers refuse packed sequences (DotProductAttention) and sequence parallelism (their RMSNorm). The classes
-here
-are drop-ins for the same places of Megatron's layer spec; :func:`use` puts them in.
+here are drop-ins for the same places of Megatron's layer spec; :func:`use` puts them in.
 
 Attention over a pack of T tokens regroups the tokens into a few rectangles of similar lengths
-(:class:`slime_cli.training.batching.packs.Rectangles`) and runs causal ``scaled_dot_product_attention`` on each, without a mask.
-Cost
-and memory follow the sum of squared lengths (or the tokens alone, with a flash kernel), not T squared. Under context
-parallelism every rank gathers all keys and values and attends with its own queries; their gradients go back summed.
+(:class:`slime_cli.training.batching.packs.Rectangles`) and runs causal ``scaled_dot_product_attention`` on each,
+without a mask. Cost and memory follow the sum of squared lengths (or the tokens alone, with a flash kernel), not T
+squared. Under context parallelism every rank gathers all keys and values and attends with its own queries; their
+gradients go back summed.
 """
+
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from megatron.core import mpu, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
+
+Spec = TypeVar("Spec", ModuleSpec, TransformerBlockSubmodules)
 
 
 class _Packed:
@@ -28,7 +36,14 @@ class _Packed:
 
     _angles_T: torch.Tensor | None = None
 
-    def get_rotary_seq_len(self, inference_context, transformer, transformer_input, config, packed_seq_params=None):
+    def get_rotary_seq_len(
+        self,
+        inference_context: Any,
+        transformer: Any,
+        transformer_input: Any,
+        config: TransformerConfig,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> int:
         self._angles_T = getattr(packed_seq_params, "angles_T", None)
         return super().get_rotary_seq_len(inference_context, transformer, transformer_input, config, packed_seq_params)
 
@@ -37,12 +52,16 @@ class _Packed:
 
 
 class PackedRotary(_Packed, RotaryEmbedding):
-    def forward(self, max_seq_len, offset=0, packed_seq=False, cp_group=None):
+    def forward(
+        self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: ProcessGroup | None = None
+    ) -> torch.Tensor:
         return self._laid_out(super().forward(max_seq_len, offset, packed_seq, cp_group))
 
 
 class PackedYarn(_Packed, YarnRotaryEmbedding):
-    def forward(self, max_seq_len, offset=0, packed_seq=False, cp_group=None):
+    def forward(
+        self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: ProcessGroup | None = None
+    ) -> tuple[torch.Tensor, float]:
         angles, scale = super().forward(max_seq_len, offset, packed_seq, cp_group)
         return self._laid_out(angles), scale
 
@@ -50,7 +69,7 @@ class PackedYarn(_Packed, YarnRotaryEmbedding):
 class RMSNorm(torch.nn.RMSNorm):
     """torch's RMSNorm with the mark that makes Megatron sum its gradient over sequence-parallel ranks."""
 
-    def __init__(self, config, hidden_size, eps=1e-5, **kwargs):
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel
 
@@ -61,16 +80,16 @@ class PackedAttention(MegatronModule):
 
     def __init__(
         self,
-        config,
-        layer_number,
-        attn_mask_type,
-        attention_type,
-        attention_dropout=None,
-        softmax_scale=None,
-        cp_comm_type=None,
-        pg_collection=None,
-        **kwargs,
-    ):
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: Any,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+        **unused: Any,
+    ) -> None:
         super().__init__(config=config)
         self.scale = softmax_scale
         if config.attention_dropout:
@@ -78,15 +97,15 @@ class PackedAttention(MegatronModule):
 
     def forward(
         self,
-        query,
-        key,
-        value,
-        attention_mask=None,
-        attn_mask_type=None,
-        attention_bias=None,
-        packed_seq_params=None,
-        **kwargs,
-    ):
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        attn_mask_type: Any = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+        **unused: Any,
+    ) -> torch.Tensor:
         if packed_seq_params is None:
             out = self._causal(*(x.permute(1, 2, 0, 3) for x in (query, key, value)))
             return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
@@ -105,7 +124,7 @@ class PackedAttention(MegatronModule):
             parts.append(self._causal(q, k, v).transpose(1, 2).reshape(queries.numel(), -1))
         return torch.cat(parts)[shape.scatter_T]
 
-    def _causal(self, q, k, v):
+    def _causal(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The last query sees every key. Memory is linear in the lengths on CUDA; on a CPU a chunk's mask against its
         keys is made."""
         later = k.size(2) != q.size(2)
@@ -118,7 +137,7 @@ class PackedAttention(MegatronModule):
         )
 
 
-def use(spec):
+def use(spec: Spec) -> Spec:
     """Puts the classes above into a local layer or block spec, in place; returns it."""
     for layer in spec.layer_specs if hasattr(spec, "layer_specs") else [spec]:
         attention = layer.submodules.self_attention.submodules
@@ -134,16 +153,14 @@ def use(spec):
 
 
 class LatentAttention(MLASelfAttention):
-    """Megatron's latent attention with two faults mended.
+    """Megatron's latent attention with two faults corrected.
 
     Queries that are not compressed are not normed (Moonlight), where Megatron wants a norm for queries and keys or for
-    neither.
-    And on tensor parallel ranks local layers gather the keys' rotary part, which all heads share, in a way that drops
-    what the
-    heads of other ranks add to its gradient.
+    neither. And on tensor parallel ranks local layers gather the keys' rotary part, which all heads share, in a way
+    that drops what the heads of other ranks add to its gradient.
     """
 
-    def _resolve_qk_norm_config(self, submodules):
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
         if self.config.q_lora_rank is not None:
             return super()._resolve_qk_norm_config(submodules)
         return {
@@ -154,7 +171,7 @@ class LatentAttention(MLASelfAttention):
             "kv_layernorm": submodules.kv_layernorm,
         }
 
-    def _qkv_down_projection(self, hidden_states):
+    def _qkv_down_projection(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         q_compressed, kv_combined = super()._qkv_down_projection(hidden_states)
         widths = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
         if kv_combined.size(-1) == sum(widths):
@@ -170,16 +187,15 @@ class LatentAttention(MLASelfAttention):
         )
 
 
-def use_latent_attention(spec) -> None:
+def use_latent_attention(spec: TransformerBlockSubmodules) -> None:
     for layer in spec.layer_specs:
         layer.submodules.self_attention.module = LatentAttention
 
 
-def _checkpoint_names(layer) -> dict[str, str]:
+def _checkpoint_names(layer: TransformerLayerSubmodules) -> dict[str, str]:
     """Local name -> Transformer Engine's, which fuses most norms into the linear that follows; checkpoints go by the
-    latter, so that
-    one written on either kind of layers loads on the other. Megatron's own table is for dense layers without latent
-    attention.
+    latter, so that one written on either kind of layers loads on the other. Megatron's own table is for dense layers
+    without latent attention.
     """
     if hasattr(layer.self_attention.submodules, "kv_layernorm"):
         out = {f"self_attention.{x}_layernorm.": f"self_attention.linear_{x}_up_proj.layer_norm_" for x in ("q", "kv")}
@@ -190,9 +206,8 @@ def _checkpoint_names(layer) -> dict[str, str]:
     return out
 
 
-def use_packed_rotary(model) -> None:
-    """Every rotary embedding of a built model takes its positions from the pack; modules and buffers stay as they
-    are."""
+def use_packed_rotary(model: torch.nn.Module) -> None:
+    """Every rotary embedding of a built model takes its positions from the pack; modules and buffers stay as they are."""
     for module in model.modules():
         if type(module) in PACKED:
             module.__class__ = PACKED[type(module)]

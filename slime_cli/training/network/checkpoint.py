@@ -5,16 +5,17 @@ synced. Which one to resume from is the journal's to say, not Megatron's tracker
 
 With ``--async-save`` :func:`start` returns while Megatron's writer, a process forked at that moment, still writes: its
 memory is the state of the step, however long it takes and whatever is trained meanwhile. :func:`written` says when
-every
-rank's writer is done; only then comes :func:`finish`.
+every rank's writer is done; only then comes :func:`finish`.
 """
 
+import argparse
 import contextlib
 import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,6 +23,8 @@ import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.training.async_utils import is_empty_async_queue, maybe_finalize_async_save
 from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 
@@ -29,15 +32,33 @@ from slime_cli import manifests
 from slime_cli.errors import DataError
 from slime_cli.manifests import checkpoints, layout, pickles
 
+Chunks = list[torch.nn.Module]
+"""A model on this rank: one module a virtual pipeline stage."""
 
-def save(args, root: str, iteration: int, model, optimizer, scheduler, manifest: manifests.Checkpoint) -> None:
+
+def save(
+    args: argparse.Namespace,
+    root: str,
+    iteration: int,
+    model: Chunks,
+    optimizer: MegatronOptimizer | None,
+    scheduler: OptimizerParamScheduler | None,
+    manifest: manifests.Checkpoint,
+) -> None:
     """Collective. Saves model, optimizer, scheduler and RNG state as iteration ``iteration``, to the end."""
     target = start(args, root, iteration, model, optimizer, scheduler)
     written(wait=True)
     finish(target, manifest)
 
 
-def start(args, root: str, iteration: int, model, optimizer, scheduler) -> pathlib.Path:
+def start(
+    args: argparse.Namespace,
+    root: str,
+    iteration: int,
+    model: Chunks,
+    optimizer: MegatronOptimizer | None,
+    scheduler: OptimizerParamScheduler | None,
+) -> pathlib.Path:
     """Collective. Writes Megatron's files, or with ``--async-save`` begins to; the checkpoint's folder."""
     args.save = root
     target = layout.checkpoint(root, iteration)
@@ -75,20 +96,26 @@ def finish(target: pathlib.Path, manifest: manifests.Checkpoint) -> None:
 
 def _queue_for_results() -> None:
     """Megatron's writer keeps its results in a manager process. Made by the default, spawn, that process imports this
-    whole
-    program again (10 s and a core); a forked one only serves a queue. Checkpoints that are written at the same time (a
-    critic's and its policy's) must not share one: either would take the other's results."""
+    whole program again (10 s and a core); a forked one only serves a queue. Checkpoints that are written at the same
+    time (a critic's and its policy's) must not share one: either would take the other's results."""
     if not is_empty_async_queue():
         filesystem_async._results_queue = None
     filesystem_async.get_write_results_queue("fork")
 
 
-def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_only: bool) -> int:
+def load(
+    args: argparse.Namespace,
+    path: str | os.PathLike,
+    model: Chunks,
+    optimizer: MegatronOptimizer,
+    scheduler: OptimizerParamScheduler,
+    *,
+    weights_only: bool,
+) -> int:
     """Collective. Loads the checkpoint folder ``path`` (``.../iter_NNNNNNN``) and returns its iteration.
 
     ``weights_only`` starts a new training from its weights. Raises DataError when the checkpoint is not complete, or
-    has
-    not what a resume needs.
+    has not what a resume needs.
     """
     path = pathlib.Path(path)
     manifest = manifests.read(path / layout.CHECKPOINT, manifests.Checkpoint)
@@ -119,8 +146,7 @@ def load(args, path: str | os.PathLike, model, optimizer, scheduler, *, weights_
 @contextlib.contextmanager
 def _by_itself(path: pathlib.Path, iteration: int) -> Iterator[pathlib.Path]:
     """A folder with this checkpoint and a tracker file that names it. Megatron looks for the latter first: it ends the
-    process where the
-    file is emptied or gone, and does not take iteration 0 where it names a later one."""
+    process where the file is emptied or gone, and does not take iteration 0 where it names a later one."""
     with tempfile.TemporaryDirectory(prefix="slime-load-") as name:
         root = pathlib.Path(name)
         layout.checkpoint(root, iteration).symlink_to(path.resolve(), target_is_directory=True)
@@ -128,7 +154,7 @@ def _by_itself(path: pathlib.Path, iteration: int) -> Iterator[pathlib.Path]:
         yield root
 
 
-def _check_resumable(args, path: pathlib.Path) -> None:
+def _check_resumable(args: argparse.Namespace, path: pathlib.Path) -> None:
     """What Megatron would leave out without a word, or refuse in words about its formats."""
     common = dist_checkpointing.load_common_state_dict(str(path))
     theirs = common["args"]
@@ -149,7 +175,9 @@ def _check_resumable(args, path: pathlib.Path) -> None:
         _check_layout(args, theirs, dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}, path)
 
 
-def _check_layout(args, theirs, metadata: dict, path: pathlib.Path) -> None:
+def _check_layout(
+    args: argparse.Namespace, theirs: argparse.Namespace, metadata: dict[str, Any], path: pathlib.Path
+) -> None:
     sizes = [(a.tensor_model_parallel_size, a.pipeline_model_parallel_size) for a in (theirs, args)]
     kind = metadata.get("distrib_optim_sharding_type")
     if sizes[0] != sizes[1] and kind not in DistributedOptimizer.checkpoint_fully_reshardable_formats:
@@ -161,15 +189,14 @@ def _check_layout(args, theirs, metadata: dict, path: pathlib.Path) -> None:
         )
 
 
-def inner_optimizers(optimizer) -> list:
+def inner_optimizers(optimizer: MegatronOptimizer) -> list[Any]:
     """The optimizers that Megatron chains, or the one there is."""
     return getattr(optimizer, "chained_optimizers", [optimizer])
 
 
-def _before_the_first_step(optimizer) -> None:
+def _before_the_first_step(optimizer: MegatronOptimizer) -> None:
     """Gives an optimizer that has not stepped (a policy's while its critic trains alone) the state that it begins with:
-    a
-    checkpoint without it could not be loaded, since loading asks for all of it."""
+    a checkpoint without it could not be loaded, since loading asks for all of it."""
     for inner in inner_optimizers(optimizer):
         torch_optimizer = getattr(inner, "optimizer", None)
         if torch_optimizer is None or torch_optimizer.state or inner.init_state_fn is None:
@@ -178,18 +205,17 @@ def _before_the_first_step(optimizer) -> None:
         if isinstance(torch_optimizer, torch.optim.Adam | torch.optim.AdamW):
             for state in torch_optimizer.state.values():
                 # Megatron leaves a step of 0 out of the checkpoint, and torch then refuses it. This one is not 0, and
-                # the
-                # next is 1 exactly.
+                # the next is 1 exactly.
                 state["step"] = torch.tensor(1e-30)
 
 
 @contextlib.contextmanager
-def _state_to_load_into(args, optimizer) -> Iterator[None]:
+def _state_to_load_into(args: argparse.Namespace, optimizer: MegatronOptimizer) -> Iterator[None]:
     """A sharded load fills state that exists; torch's AdamW makes its state at the first step only. And while Megatron
-    loads
-    the fully reshardable format, that state must have no tensors but the moments: the step count is none meanwhile."""
+    loads the fully reshardable format, that state must have no tensors but the moments: the step count is none
+    meanwhile."""
 
-    def step_is_no_tensor(torch_optimizer) -> None:
+    def step_is_no_tensor(torch_optimizer: torch.optim.Optimizer) -> None:
         for state in torch_optimizer.state.values():
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"] = np.float32(state["step"])
@@ -202,7 +228,7 @@ def _state_to_load_into(args, optimizer) -> Iterator[None]:
         yield
 
 
-def _restore_steps(optimizer) -> None:
+def _restore_steps(optimizer: MegatronOptimizer) -> None:
     """Megatron puts Adam's step count back into the parameter group; torch's AdamW reads it from each state."""
     for inner in inner_optimizers(optimizer):
         torch_optimizer = getattr(inner, "optimizer", None)

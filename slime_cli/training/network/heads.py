@@ -1,16 +1,15 @@
 """What is read off the last hidden states: log-probabilities and entropies, without ever holding the logits of a pack.
 
 Megatron's model hands its hidden states, output layer and weight to an ``output_processor``; these are such. Only the
-rows
-that predict a response token are projected onto the vocabulary, a chunk at a time, and a chunk's logits are thrown away
-and made again in the backward pass. Memory follows chunk x vocabulary, whatever the pack's length; the price is one
-more
-projection of those rows.
+rows that predict a response token are projected onto the vocabulary, a chunk at a time, and a chunk's logits are thrown
+away and made again in the backward pass. Memory follows chunk x vocabulary, whatever the pack's length; the price is
+one more projection of those rows.
 """
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from megatron.core import mpu
@@ -21,20 +20,20 @@ from slime_cli.training.batching.microbatch import MicroBatch
 from slime_cli.training.network.logprobs import token_entropy, token_log_probs
 
 CHUNK_BYTES = 256 * 2**20
-"""Of float32 logits in a chunk, unless ``--log-probs-chunk-size`` says how many rows one has."""
+"""Size of a chunk's float32 logits, unless ``--log-probs-chunk-size`` says how many rows a chunk has."""
 
 
 def hidden_rows(hidden_SBH: torch.Tensor, mb: MicroBatch, sequence_parallel: bool) -> torch.Tensor:
     """Hidden states at the places that predict a response token, [R, 1, H], whole on every tensor-parallel rank."""
     if sequence_parallel:
-        # Every rank goes on with all rows, and the projection sums their gradients over ranks: here they are only
+        # Every rank continues with all rows, and the projection sums their gradients over ranks: here they are only
         # split.
         hidden_SBH = gather_from_sequence_parallel_region(hidden_SBH, tensor_parallel_output_grad=False)
     return hidden_SBH[mb.where_R]
 
 
 @contextlib.contextmanager
-def _without_sequence_parallel(layer) -> Iterator[None]:
+def _without_sequence_parallel(layer: torch.nn.Module) -> Iterator[None]:
     """The output layer takes whole rows meanwhile (:func:`hidden_rows` has gathered them)."""
     before = layer.sequence_parallel
     layer.sequence_parallel = False
@@ -45,7 +44,10 @@ def _without_sequence_parallel(layer) -> Iterator[None]:
 
 
 def projector(
-    hidden_states, output_layer, output_weight, scale_logits, config, **unused
+    output_layer: torch.nn.Module,
+    output_weight: torch.Tensor | None,
+    scale_logits: Callable[[torch.Tensor], torch.Tensor],
+    **unused: Any,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """From rows [n, 1, H] to this rank's slice of their logits [n, V / tp], with what Megatron gave the processor."""
 
@@ -57,25 +59,24 @@ def projector(
     return project
 
 
-def logits(mb: MicroBatch, **given) -> torch.Tensor:
+def logits(mb: MicroBatch, **given: Any) -> torch.Tensor:
     """All logits of the response rows at once, [R, V / tp]: for a user's loss, and for comparisons."""
     return projector(**given)(hidden_rows(given["hidden_states"], mb, given["config"].sequence_parallel))
 
 
-def values(mb: MicroBatch, **given) -> torch.Tensor:
+def values(mb: MicroBatch, **given: Any) -> torch.Tensor:
     """The critic's values at the response rows, float32 [R]."""
     values_SB1, _ = given["output_layer"](given["hidden_states"])
     return values_SB1[mb.where_R].flatten().float()
 
 
 def log_probs(
-    mb: MicroBatch, *, temperature: float, entropy: str = "no", chunk: int | None = None, **given
+    mb: MicroBatch, *, temperature: float, entropy: str = "no", chunk: int | None = None, **given: Any
 ) -> torch.Tensor:
     """Log-probability of each response token, and its position's entropy where asked: float32 [2, R] (zeros without).
 
     ``entropy``: ``no``, ``value`` (without a gradient) or ``gradient``. Where the micro-batch says what sampling had
-    left to
-    choose from, the log-probability is the one among that; the entropy is of the whole distribution always.
+    left to choose from, the log-probability is the one among that; the entropy is of the whole distribution always.
     """
     project = projector(**given)
     rows_R1H = hidden_rows(given["hidden_states"], mb, given["config"].sequence_parallel)
@@ -84,7 +85,7 @@ def log_probs(
 
     vocabulary = range(mpu.get_tensor_model_parallel_rank() * width, (mpu.get_tensor_model_parallel_rank() + 1) * width)
 
-    def of_chunk(rows_C1H, targets_C, first):
+    def of_chunk(rows_C1H: torch.Tensor, targets_C: torch.Tensor, first: int) -> torch.Tensor:
         logits_CV = project(rows_C1H)
         keep_CV = None if mb.nucleus is None else mb.nucleus.keep(first, len(targets_C), vocabulary)
         out_C = token_log_probs(logits_CV, targets_C, temperature, keep_CV)

@@ -1,8 +1,11 @@
 """Log-probabilities and entropy over logits that tensor parallelism has split by vocabulary."""
 
+from typing import Any
+
 import torch
 from megatron.core import mpu
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from torch.autograd.function import FunctionCtx
 
 
 def token_log_probs(
@@ -10,8 +13,8 @@ def token_log_probs(
 ) -> torch.Tensor:
     """Log-probability of each target under ``softmax(logits / temperature)``, float32 [T], differentiable.
 
-    ``logits_TV`` is this rank's vocabulary slice ``[T, V / tp]``; targets are ids of the whole vocabulary.
-    ``keep_TV`` (bool, as the logits): the softmax is over these alone, which the target must be one of.
+    ``logits_TV`` is this rank's vocabulary slice ``[T, V / tp]``; targets are ids of the whole vocabulary. ``keep_TV``
+    (bool, as the logits): the softmax is over these alone, which the target must be one of.
     """
     scaled_TV = logits_TV.float() if temperature == 1.0 else logits_TV.float() / temperature
     if keep_TV is not None:
@@ -25,7 +28,7 @@ class _Entropy(torch.autograd.Function):
     """H = log Z - sum(p z) over a split vocabulary; dH/dz = -p (log p + H), which needs no communication."""
 
     @staticmethod
-    def forward(ctx, logits_TV):
+    def forward(ctx: FunctionCtx, logits_TV: torch.Tensor) -> torch.Tensor:
         group = mpu.get_tensor_model_parallel_group()
         highest_T = logits_TV.amax(-1)
         torch.distributed.all_reduce(highest_T, torch.distributed.ReduceOp.MAX, group=group)
@@ -40,7 +43,7 @@ class _Entropy(torch.autograd.Function):
         return entropy_T
 
     @staticmethod
-    def backward(ctx, grad_T):
+    def backward(ctx: Any, grad_T: torch.Tensor) -> torch.Tensor:
         shifted_TV, log_z_T, entropy_T = ctx.saved_tensors
         log_p_TV = shifted_TV - log_z_T[:, None]
         return -grad_T[:, None] * log_p_TV.exp() * (log_p_TV + entropy_T[:, None])

@@ -1,7 +1,7 @@
 """Genuine Megatron in this process: its parser, its validation, its process groups, its seeds.
 
-One call of :func:`initialise` a process. A later phase of a run parses its own options with :func:`parse` in the
-same process groups.
+One call of :func:`initialise` a process. A later phase of a run parses its own options with :func:`parse` in the same
+process groups.
 """
 
 import argparse
@@ -66,8 +66,7 @@ def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
 
 
 def parse(argv: list[str], rank: int, world_size: int) -> argparse.Namespace:
-    """Megatron's own ``parse_args`` and ``validate_args`` over ``argv``. Raises UsageError with Megatron's own
-    words."""
+    """Megatron's own ``parse_args`` and ``validate_args`` over ``argv``. Raises UsageError with Megatron's own words."""
     from megatron.training.arguments import parse_args, validate_args
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=os.environ.get("LOCAL_RANK", str(rank)))

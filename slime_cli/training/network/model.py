@@ -1,9 +1,13 @@
 """The model: Megatron's GPTModel, in Transformer Engine's layers where they are installed, else in local ones."""
 
+import argparse
+from typing import Any
+
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer import TransformerConfig
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.global_vars import get_args
 
@@ -11,7 +15,13 @@ from slime_cli.errors import UsageError
 from slime_cli.training.network import attention
 
 
-def provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg_collection=None):
+def provider(
+    pre_process: bool = True,
+    post_process: bool = True,
+    vp_stage: int | None = None,
+    config: TransformerConfig | None = None,
+    pg_collection: Any = None,
+) -> GPTModel:
     """Builds this rank's part of the model from Megatron's current arguments (the signature that Megatron calls)."""
     args = get_args()
     config = config or core_transformer_config_from_args(args)
@@ -52,7 +62,7 @@ def provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg
     return model
 
 
-def _yarn(config, args) -> None:
+def _yarn(config: TransformerConfig, args: argparse.Namespace) -> None:
     """Megatron's command line sets these of the plain attention only; latent attention has them under other names."""
     for name in ("original_max_position_embeddings", "beta_fast", "beta_slow"):
         value = getattr(args, f"yarn_{name}")
@@ -64,17 +74,21 @@ class ValueHead(torch.nn.Module):
     """One number a token in the place of the output layer: PPO's critic reads it off the last hidden state.
 
     The weight is whole on every tensor-parallel rank. With sequence parallelism a rank sees a slice of the sequence, so
-    the
-    values are gathered, and Megatron sums the weight's gradient over those ranks because of the mark on it.
+    the values are gathered, and Megatron sums the weight's gradient over those ranks because of the mark on it.
     """
 
-    def __init__(self, config):
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel
         self.sequence_parallel = config.sequence_parallel
 
-    def forward(self, hidden_SBH, weight=None, runtime_gather_output=None):
+    def forward(
+        self,
+        hidden_SBH: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> tuple[torch.Tensor, None]:
         """Values [S, B, 1] and no bias, as Megatron's output layer answers. ``weight``: a tied embedding, unused."""
         values_SB1 = torch.nn.functional.linear(hidden_SBH, self.weight)
         if self.sequence_parallel:
@@ -82,7 +96,13 @@ class ValueHead(torch.nn.Module):
         return values_SB1, None
 
 
-def critic_provider(pre_process=True, post_process=True, vp_stage=None, config=None, pg_collection=None):
+def critic_provider(
+    pre_process: bool = True,
+    post_process: bool = True,
+    vp_stage: int | None = None,
+    config: TransformerConfig | None = None,
+    pg_collection: Any = None,
+) -> GPTModel:
     """:func:`provider` with a value head, which begins at zero: the first advantages are those of no critic at all."""
     model = provider(pre_process, post_process, vp_stage, config, pg_collection)
     if post_process:

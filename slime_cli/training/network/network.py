@@ -67,16 +67,14 @@ class Network:
         self._kept: dict[str, dict[str, torch.Tensor]] = {}
 
     def activate(self) -> None:
-        """Makes this network's arguments the ones that Megatron's global functions read: building, saving and
-        loading."""
+        """Makes this network's arguments the ones that Megatron's global functions read: building, saving and loading."""
         set_args(self.args)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of all weights that this rank holds, over virtual pipeline stages: parameters, and the buffers
-        that a
-        checkpoint has too (the bias by which a router chooses experts)."""
+        that a checkpoint has too (the bias by which a router chooses experts)."""
         for chunk, module in enumerate(self.model):
             for name, parameter in module.named_parameters():
                 yield f"{chunk}.{name}", parameter.data
@@ -171,10 +169,9 @@ class Network:
 
     def _scale_auxiliary_losses(self, mbs: list[MicroBatch]) -> None:
         """With --calculate-per-token-loss Megatron's routers multiply their load-balancing losses by the token count,
-        for a
-        division by all tokens of the step that Megatron would make later. The weights in slime's loss are divided
-        already, so
-        the factor is made here. Otherwise the losses are means over micro-batches and ranks by themselves."""
+        for a division by all tokens of the step that Megatron would make later. The weights in slime's loss are divided
+        already, so the factor is made here. Otherwise the losses are means over micro-batches and ranks by themselves.
+        """
         if not (self.args.calculate_per_token_loss and self.config.num_moe_experts):
             return
         tokens = torch.tensor(float(sum(len(mb.tokens_T) for mb in mbs)), device=self.device)
@@ -217,10 +214,8 @@ class Network:
         """Tells routers which tokens are padding: balancing the experts is about the others.
 
         Not with --calculate-per-token-loss, where Megatron then counts the tokens of all tensor and context parallel
-        ranks for
-        each of them (its all-reduce is in place, core 0.19.2), and not with an expert bias, where its shapes do not
-        fit; a few
-        tokens of padding count there.
+        ranks for each of them (its all-reduce is in place, core 0.19.2), and not with an expert bias, where its shapes
+        do not fit; a few tokens of padding count there.
         """
         if (
             not self.config.num_moe_experts

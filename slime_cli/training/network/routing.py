@@ -1,13 +1,10 @@
 """Which experts a token goes to, recorded in one pass and followed in others, through Megatron's own router replay.
 
 A router that decides anew at each pass sends a token elsewhere once its scores have moved by a rounding, and a
-probability
-ratio then compares two different networks. ``--use-routing-replay`` records the choices of the old policy's pass and
-follows
-them in the steps of that rollout (GSPO, arXiv 2507.18071, section 5.3); ``--use-rollout-routing-replay`` follows the
-engine's
-choices, in the old policy's pass as well (R3, arXiv 2510.11370). Scores stay the present network's: only the choice is
-replayed.
+probability ratio then compares two different networks. ``--use-routing-replay`` records the choices of the old policy's
+pass and follows them in the steps of that rollout (GSPO, arXiv 2507.18071, section 5.3);
+``--use-rollout-routing-replay`` follows the engine's choices, in the old policy's pass as well (R3, arXiv 2510.11370).
+Scores stay the present network's: only the choice is replayed.
 """
 
 import contextlib
@@ -42,8 +39,7 @@ class Routers:
         """One forward pass of a virtual pipeline stage. ``FOLLOW`` needs ``mb.routes``, which ``RECORD`` fills.
 
         A layer that is computed again in the backward pass follows what its forward pass did: micro-batches come back
-        in the
-        order in which they went.
+        in the order in which they went.
         """
         replays = self.chunks[chunk] if mode != FREE else []
         for n, replay in enumerate(replays):
