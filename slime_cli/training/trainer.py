@@ -73,7 +73,8 @@ class Trainer:
             self.critic.take_weights(self.policy)
 
     def keep(self, name: str, path: str | None = None) -> None:
-        """Keeps the policy's present weights, or those of a checkpoint, as ``name``: reference, teacher or old_actor."""
+        """Keeps the policy's present weights, or those of a checkpoint, as ``name``: reference, teacher or
+        old_actor."""
         if path is None:
             self.policy.keep(name)
             self._kept_steps[name] = self.step
@@ -81,7 +82,8 @@ class Trainer:
             self.policy.keep_checkpoint(name, path)
 
     def save(self, root: str, manifest: manifests.Checkpoint) -> pathlib.Path:
-        """Everything as of :attr:`step`; the folder. With ``--async-save`` it is complete once :meth:`saved` says so."""
+        """Everything as of :attr:`step`; the folder. With ``--async-save`` it is complete once :meth:`saved` says
+        so."""
         if self.critic:
             critics = layout.critic(layout.checkpoint(root, self.step)).parent
             self._saving.append((self.critic.start_saving(critics, self.step), manifest))

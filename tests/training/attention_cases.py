@@ -26,7 +26,8 @@ DIM = 8
 
 
 def softmax_attention(q, k, v):
-    """softmax(q k' / sqrt(d)) v of one sequence and one head, each position over itself and those before; [L, d] each."""
+    """softmax(q k' / sqrt(d)) v of one sequence and one head, each position over itself and those before; [L, d]
+    each."""
     scores = (q @ k.T) / DIM**0.5
     later = torch.ones_like(scores, dtype=torch.bool).triu(1)
     return scores.masked_fill(later, -torch.inf).softmax(-1) @ v

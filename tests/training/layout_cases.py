@@ -346,7 +346,8 @@ def steps(session: Session, only: tuple[str, ...] = ()) -> dict[str, list]:
 
 
 def rounded(session: Session) -> list[dict]:
-    """Metrics of four rollouts, as :func:`save` takes them, from weights that were each moved by at most one rounding."""
+    """Metrics of four rollouts, as :func:`save` takes them, from weights that were each moved by at most one
+    rounding."""
     trainer = session.trainer("tied", CHECKPOINTED, [])
     generator = torch.Generator().manual_seed(0)
     for _, tensor in trainer.policy.parameters():

@@ -93,7 +93,8 @@ fanned = st.lists(
 
 @given(fanned, st.booleans(), st.randoms(use_true_random=False))
 def test_an_execution_counts_once_in_its_group(found, divide_by_std, random):
-    """Mean and spread of the paper are over executions' mean rewards, the reward compared with them is a sample's own."""
+    """Mean and spread of the paper are over executions' mean rewards, the reward compared with them is a sample's
+    own."""
     means = [math.fsum(rewards) / len(rewards) for _, rewards in found]
     want = []
     for group, rewards in found:

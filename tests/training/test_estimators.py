@@ -18,7 +18,8 @@ REWARDS = np.array([1.0, 0.0, 0.5, 1.0, 0.0, 0.25, 1.0])
 
 
 def case(seed: int = 0) -> tuple[Shape, np.ndarray, np.ndarray]:
-    """Ragged samples: one without response, one wholly masked, holes in others; divergences and values at every token."""
+    """Ragged samples: one without response, one wholly masked, holes in others; divergences and values at every
+    token."""
     rng = np.random.default_rng(seed)
     mask = rng.random(sum(LENGTHS)) > 0.3
     mask[13:16] = False  # sample 4

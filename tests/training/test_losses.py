@@ -1,4 +1,5 @@
-"""The parts of the policy loss against plain references: values in ``math``, gradients from the formula's derivative."""
+"""The parts of the policy loss against plain references: values in ``math``, gradients from the formula's
+derivative."""
 
 import decimal
 import math

@@ -164,7 +164,8 @@ def test_the_critic_trains_alone_first_and_resumes_to_the_last_bit(layout):
 
 
 def test_what_is_left_out_changes_no_gradient_however_far_out_it_is():
-    """By the clip, dual clip, an advantage of 0, rejection, OPSM, a coefficient of 0, or the mask of a user's own loss."""
+    """By the clip, dual clip, an advantage of 0, rejection, OPSM, a coefficient of 0, or the mask of a user's own
+    loss."""
     (got,) = found("single", "far_out")
     assert len(got) == 7 * 3 + 2
     for name, case in got.items():

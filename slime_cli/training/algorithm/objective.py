@@ -47,7 +47,8 @@ def value(s: Settings, mb: MicroBatch, values_R: torch.Tensor) -> tuple[torch.Te
 
 
 def policy(s: Settings, mb: MicroBatch, out_2R: torch.Tensor) -> tuple[torch.Tensor, Report]:
-    """The estimator's policy loss, corrected where asked, with the divergence from the reference and the entropy bonus."""
+    """The estimator's policy loss, corrected where asked, with the divergence from the reference and the entropy
+    bonus."""
     log_probs_R = losses.masked(out_2R[0], mb.mask_R)
     old_R = log_probs_R.detach() if mb.old_log_probs_R is None else losses.masked(mb.old_log_probs_R, mb.mask_R)
     loss_R, report = _surrogate(s, mb, log_probs_R, old_R)

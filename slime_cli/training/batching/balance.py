@@ -1,4 +1,5 @@
-"""Even loads: what a sample costs, and how to share costs out. Deterministic, so every rank finds the same; torch-free."""
+"""Even loads: what a sample costs, and how to share costs out. Deterministic, so every rank finds the same;
+torch-free."""
 
 import argparse
 import dataclasses

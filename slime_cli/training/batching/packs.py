@@ -143,7 +143,8 @@ def rectangles(lengths: list[int]) -> Rectangles:
 
 
 def zigzag(lengths: list[int], cut: Cut) -> Rectangles:
-    """The two chunks that a rank holds of every sequence, stacked by chunk length, with all keys up to a chunk's end."""
+    """The two chunks that a rank holds of every sequence, stacked by chunk length, with all keys up to a chunk's
+    end."""
     chunks = cut.chunks(lengths)
     starts = np.cumsum(2 * chunks) - 2 * chunks
     total = int(2 * chunks.sum())

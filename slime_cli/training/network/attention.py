@@ -207,7 +207,8 @@ def _checkpoint_names(layer: TransformerLayerSubmodules) -> dict[str, str]:
 
 
 def use_packed_rotary(model: torch.nn.Module) -> None:
-    """Every rotary embedding of a built model takes its positions from the pack; modules and buffers stay as they are."""
+    """Every rotary embedding of a built model takes its positions from the pack; modules and buffers stay as they
+    are."""
     for module in model.modules():
         if type(module) in PACKED:
             module.__class__ = PACKED[type(module)]

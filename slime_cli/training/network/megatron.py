@@ -66,7 +66,8 @@ def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
 
 
 def parse(argv: list[str], rank: int, world_size: int) -> argparse.Namespace:
-    """Megatron's own ``parse_args`` and ``validate_args`` over ``argv``. Raises UsageError with Megatron's own words."""
+    """Megatron's own ``parse_args`` and ``validate_args`` over ``argv``. Raises UsageError with Megatron's own
+    words."""
     from megatron.training.arguments import parse_args, validate_args
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=os.environ.get("LOCAL_RANK", str(rank)))

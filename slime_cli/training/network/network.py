@@ -67,7 +67,8 @@ class Network:
         self._kept: dict[str, dict[str, torch.Tensor]] = {}
 
     def activate(self) -> None:
-        """Makes this network's arguments the ones that Megatron's global functions read: building, saving and loading."""
+        """Makes this network's arguments the ones that Megatron's global functions read: building, saving and
+        loading."""
         set_args(self.args)
 
     # -- weights ---------------------------------------------------------------------------------------------------
