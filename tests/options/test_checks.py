@@ -1,16 +1,17 @@
 """Cross-checks: each contradiction is found, says its numbers and its fix; and the layout and estimate."""
 
+import dataclasses
 import io
 
 import pytest
 from rich.console import Console
 
 from slime_cli.errors import UsageError
-from slime_cli.options.checks import check, layout
+from slime_cli.options.checks import check, layout, off_policy
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.memory import estimate
 from slime_cli.options.render import render
-from slime_cli.options.resolve import resolve
+from slime_cli.options.resolve import Resolved, resolve
 
 GOOD = (
     "--hf-checkpoint h --prompt-data p --num-rollout 3 --rollout-batch-size 8 --n-samples-per-prompt 4 --rm-type math"
@@ -323,6 +324,37 @@ def test_samples_of_older_weights_want_a_correction():
     assert "takes samples of older weights for the policy's own" in check(resolved("--update-weights-interval 2"))[0]
     for correction in ("--keep-old-actor", "--use-rollout-logprobs", "--use-tis"):
         assert check(resolved(f"--update-weights-interval 2 {correction}")) == []
+
+
+def scheduled(more: str = "", **changed: object) -> Resolved:
+    """Resolved options with some that the command line does not take yet."""
+    found = resolved(more)
+    return dataclasses.replace(found, slime=dataclasses.replace(found.slime, **changed))
+
+
+@pytest.mark.parametrize("changed", [{"schedule": "one-step-off"}, {"schedule": "async"}, {"partial_rollout": True}])
+def test_one_kept_version_does_not_do_where_a_batch_may_hold_several(changed):
+    (said,) = off_policy.interval(scheduled(**changed))
+    assert "samples of older weights for the policy's own; --use-rollout-logprobs or --use-tis weigh" in said
+    for correction in ("--use-rollout-logprobs", "--use-tis", "--use-rs"):
+        assert list(off_policy.interval(scheduled(correction, **changed))) == []
+    for interval in (1, 2):
+        kept = scheduled(f"--keep-old-actor --update-weights-interval {interval}", **changed)
+        ((message, fix),) = off_policy.interval(kept)
+        assert "keeps the weights of one version" in message and "--use-tis" in fix
+
+
+def test_masking_what_older_weights_wrote_is_a_correction_too():
+    masked = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True}
+    assert list(off_policy.interval(scheduled(**masked))) == []
+    assert len(list(off_policy.interval(scheduled(**masked, schedule="async")))) == 1
+
+
+def test_groups_that_over_sampling_leaves_over_are_of_other_versions_than_the_kept_one():
+    ((message, _),) = off_policy.interval(resolved("--keep-old-actor --over-sampling-batch-size 12"))
+    assert message.startswith(
+        "--keep-old-actor with --over-sampling-batch-size 12: it keeps the weights of one version"
+    )
 
 
 def test_layout_counts_ranks_and_engines():

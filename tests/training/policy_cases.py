@@ -164,10 +164,16 @@ def prepared(trainer: Trainer, batch: TrainBatch) -> tuple[list[MicroBatch], dic
     return [mb for part in parts for mb in part if len(mb.rows_R)], found
 
 
+def versioned(batch: TrainBatch, versions: np.ndarray | int) -> TrainBatch:
+    """The batch with the step of the version that wrote each token."""
+    return dataclasses.replace(batch, versions_R=np.broadcast_to(versions, len(batch.loss_mask_R)).astype(np.int32))
+
+
 def log_probs(trainer: Trainer, batch: TrainBatch) -> dict[int, float]:
     """Row of the batch -> log-probability under the present weights; nothing on ranks without logits."""
-    parts, _ = trainer._parts(batch)
-    found = trainer._preparation(batch, parts).log_probs()
+    now = versioned(batch, trainer.step)
+    parts, _ = trainer._parts(now)
+    found = trainer._preparation(now, parts).log_probs()
     return {int(row): value for mb, own_R in found for row, value in zip(mb.rows_R, own_R.double().tolist())}
 
 
@@ -204,11 +210,6 @@ def endpoint(session: Session) -> dict:
     out["old"] = sum(v for row, v in old.items() if mask[row])
     out["trained"] = trainer.train(given)
     return out | {"missing": said(DataError, lambda: trainer.train(batch))}
-
-
-def versioned(batch: TrainBatch, versions: np.ndarray | int) -> TrainBatch:
-    """The batch with the step of the version that wrote each token."""
-    return dataclasses.replace(batch, versions_R=np.broadcast_to(versions, len(batch.loss_mask_R)).astype(np.int32))
 
 
 def old_actor(session: Session) -> dict:

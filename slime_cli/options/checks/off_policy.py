@@ -64,17 +64,50 @@ def _routing(r: Resolved) -> Iterator[Problem | str]:
 
 def interval(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    if s.keep_old_actor and s.update_weights_interval == 1:
+    mixing = _mixing(r)
+    if s.keep_old_actor and s.use_rollout_logprobs:
+        yield no_effect(["--keep-old-actor"], "with --use-rollout-logprobs, which takes the engine's own numbers")
+    elif s.keep_old_actor and mixing:
+        yield (
+            f"--keep-old-actor with {mixing[0]}: it keeps the weights of one version, and a batch may hold tokens of"
+            " others",
+            "use --use-rollout-logprobs or --use-tis, which weigh each token by what generated it",
+        )
+    elif s.keep_old_actor and s.update_weights_interval == 1:
         why = "with --update-weights-interval 1: each rollout begins with the engines' weights"
         yield no_effect(["--keep-old-actor"], why)
-    elif s.keep_old_actor and s.use_rollout_logprobs:
-        yield no_effect(["--keep-old-actor"], "with --use-rollout-logprobs, which takes the engine's own numbers")
-    corrected = any(getattr(s, name) for name in ("keep_old_actor", "use_rollout_logprobs", "use_tis", "use_rs"))
-    if s.update_weights_interval > 1 and not corrected:
-        yield (
-            f"--update-weights-interval {s.update_weights_interval}: the loss takes samples of older weights for the"
-            " policy's own; --keep-old-actor, --use-rollout-logprobs or --use-tis weigh them by what generated them"
-        )
+    yield from _uncorrected(r, mixing)
+
+
+def _mixing(r: Resolved) -> list[str]:
+    """Options by which a batch may hold tokens of weights that neither trainer nor engines have any more."""
+    s = r.slime
+    surplus = s.over_sampling_batch_size is not None and s.over_sampling_batch_size > s.rollout_batch_size
+    ways = {
+        f"--schedule {s.schedule}": s.schedule != "sync",
+        "--partial-rollout": s.partial_rollout,
+        f"--over-sampling-batch-size {s.over_sampling_batch_size}": surplus,
+    }
+    return [way for way, taken in ways.items() if taken]
+
+
+def _uncorrected(r: Resolved, mixing: list[str]) -> Iterator[str]:
+    """A warning where the loss takes other weights' samples for the policy's own."""
+    s = r.slime
+    late = s.update_weights_interval > 1
+    masked = s.mask_offpolicy_in_partial_rollout and s.schedule == "sync" and not late
+    older = [way for way in mixing if not way.startswith("--over-sampling")]
+    if late:
+        older = [f"--update-weights-interval {s.update_weights_interval}", *older]
+    if not older or masked or s.keep_old_actor or s.use_rollout_logprobs or s.use_tis or s.use_rs:
+        return
+    remedies = ["--use-rollout-logprobs", "--use-tis"]
+    if not mixing:
+        remedies.insert(0, "--keep-old-actor")
+    yield (
+        f"{older[0]}: the loss takes samples of older weights for the policy's own; {', '.join(remedies[:-1])} or"
+        f" {remedies[-1]} weigh them by what generated them"
+    )
 
 
 _TEACHERS = {"sglang": "opd_teacher_url", "megatron": "opd_teacher_load"}
