@@ -27,7 +27,8 @@ def main(model: str) -> None:
     from slime_cli.buffer.batch import TrainBatch
     from slime_cli.hardware import transformer_engine
     from slime_cli.models import architecture
-    from slime_cli.tracing.spans import Tracer, read_spans
+    from slime_cli.tracing.reading import read_spans
+    from slime_cli.tracing.spans import Tracer
     from slime_cli.training.network import megatron
     from slime_cli.training.settings import Settings
     from slime_cli.training.trainer import Trainer
@@ -75,7 +76,7 @@ def main(model: str) -> None:
             kinds[kind]()
             if i >= 2:
                 times[kind].append(time.perf_counter() - start)
-    missing = SPANS - {span["name"] for span in read_spans(folder)}
+    missing = SPANS - {span.name for span in read_spans(folder)}
     if missing:
         raise RuntimeError(f"the traced steps recorded no {', '.join(sorted(missing))}: the ratio would leave them out")
     middle = {kind: statistics.median(values) for kind, values in times.items()}

@@ -15,18 +15,18 @@ app = typer.Typer(
 @app.command()
 def step(
     run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="The run's directory.")],
-    stage: Annotated[str | None, typer.Option(help="This stage only.")] = None,
-    rollout_id: Annotated[int | None, typer.Option(help="This rollout's step only.")] = None,
+    phase: Annotated[str | None, typer.Option(help="This phase only.")] = None,
+    rollout_id: Annotated[int | None, typer.Option(help="This rollout only.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Seconds and share of each phase of a training step."""
+    """Where a rollout's time goes, and how long both sides are idle."""
     from slime_cli.errors import DataError
     from slime_cli.profiling.step import step_budget
+    from slime_cli.profiling.table import render
     from slime_cli.tracing.reading import spans_of
-    from slime_cli.tracing.summary import render_budget
 
-    budget = step_budget(spans_of(run), stage, rollout_id)
-    if not budget.steps:
+    budget = step_budget(spans_of(run), phase, rollout_id)
+    if not budget.rollouts:
         raise DataError(f"{run}: its spans hold no such finished step", "wait for one; tracing must be on for the run")
     if as_json:
         import msgspec
@@ -35,7 +35,7 @@ def step(
     else:
         from rich.console import Console
 
-        Console().print(render_budget(budget))
+        Console().print(render(budget))
 
 
 @app.command()

@@ -1,18 +1,22 @@
 """``slime trace``: what a run did. Reads only; safe on a run that is going on."""
 
 import pathlib
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from slime_cli import plain
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 
 class _SummaryByDefault(TyperGroup):
     """``slime trace RUN`` means ``slime trace summary RUN``."""
 
-    def parse_args(self, ctx, args):
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             args = ["summary", *args]
         return super().parse_args(ctx, args)
@@ -28,10 +32,20 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 
 @app.command()
 def summary(run: RunDir, as_json: AsJson = False) -> None:
-    """Stages, steps, rewards, time by phase and the ledger. `slime trace RUN` does the same."""
+    """Phases, steps, rewards, where the time went, and the ledger. `slime trace RUN` does the same."""
+    import dataclasses
+
+    from rich.console import Group
+
+    from slime_cli.profiling import table
+    from slime_cli.profiling.step import step_budget
+    from slime_cli.tracing.reading import spans_of
     from slime_cli.tracing.summary import render, summarize
 
-    _show(summarize(run), as_json, render)
+    found = summarize(run)
+    budget = step_budget(spans_of(run))
+    shown = Group(render(found), *([table.render(budget)] if budget.rollouts else []))
+    _show(dataclasses.asdict(found) | {"budget": budget}, as_json, lambda _: shown)
 
 
 @app.command()
@@ -64,7 +78,7 @@ def export(
 def why(
     run: RunDir,
     sample_index: Annotated[int, typer.Argument(help="The sample's index in the run.")],
-    stage: Annotated[str | None, typer.Option(help="Look in this stage only.")] = None,
+    phase: Annotated[str | None, typer.Option(help="Look in this phase only.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """What became of one sample, and its line of the data."""
@@ -72,11 +86,11 @@ def why(
 
     from slime_cli.tracing import ledger as ledgers
 
-    found = ledgers.find(run, sample_index, stage)
+    found = ledgers.find(run, sample_index, phase)
     _show(found, as_json, lambda all_: Group(*(ledgers.render_record(name, record) for name, record in all_.items())))
 
 
-def _show(value, as_json, render) -> None:
+def _show(value: Any, as_json: bool, render: Callable[[Any], "RenderableType"]) -> None:
     if as_json:
         import msgspec
 

@@ -265,7 +265,7 @@ class Stage:
 
     def _rollout(self, rollout_id: int, last: bool) -> dict:
         begun = time.time()
-        with self.span("step", stage=self.name, rollout_id=rollout_id):
+        with self.span("step", phase=self.name, rollout=rollout_id):
             samples, dropped = self._batch(rollout_id)
             self.saver.commit(wait=False)
             with self.span("train"):

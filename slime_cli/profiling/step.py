@@ -1,29 +1,41 @@
-"""Where the time of a training step went, from the spans. Pure; used by ``slime profile step`` and ``slime trace``.
+"""Where the time of a rollout's step went, from the spans. Pure; used by ``slime profile step`` and ``slime trace``.
 
-Every moment of a ``step`` span belongs to exactly one phase: of the conductor's spans one level below that run then,
-the one that started last, else ``unaccounted``. So phases that overlap are never counted twice, shares sum to 100 %,
-and generation in the background costs a step only what the step waits for it. ``train`` is divided by what the
-trainer's rank 0 did (its outermost spans), with ``other`` as the remainder.
+A ``step`` span is one turn of a schedule: wait for a batch, train, save, publish. Every moment of it belongs to exactly
+one part: of the spans that were opened directly in it and run then, the one that started last, else ``unaccounted``. So
+shares sum to 100 %. ``train`` is divided by what the trainer's rank 0 did directly in its own ``train`` span, with
+``other`` as the remainder.
+
+What runs beside the steps (generation of an asynchronous schedule, evaluation) has another parent and costs a step only
+what the step waits for it. How well the two sides overlap is said by their idle times, both within the steps:
+
+* the trainer is idle while a step waits for a batch (``wait_for_batch``);
+* the rollout side is idle while it has nothing in flight (no ``generate`` and no ``reward`` is open), or while the
+  engines are paused.
+
+Older runs have no ``wait_for_batch``: they generated in the step, and the trainer was idle meanwhile.
 """
 
+import bisect
+import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+
+from slime_cli.tracing import names
+from slime_cli.tracing.spans import TraceSpan
 
 UNACCOUNTED = "unaccounted"
 OTHER = "train: other"
-_WRAPPERS = ("step", "train")
-"""Trainer spans that only wrap the others."""
 
 Interval = tuple[float, float]
+"""Start and end, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Phase:
+class Part:
     """A row of the budget."""
 
     name: str
-    """A top-level phase, or ``train: NAME``."""
+    """The name of a span, or ``train: NAME``."""
     seconds: float
     permille: int
     """Share of all steps' time, in tenths of a per cent; rounded so that a level sums exactly."""
@@ -37,51 +49,153 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Budget:
-    """Top-level ``phases`` sum to ``seconds`` and 100 %; ``train`` sums to the phase of that name."""
+    """Top-level ``parts`` sum to ``seconds`` and 100 %; ``train`` sums to the part of that name."""
 
-    steps: int
+    rollouts: int
     seconds: float
-    phases: tuple[Phase, ...]
-    train: tuple[Phase, ...]
-    """Empty when no rank 0 spans fall into train."""
+    trainer_idle: float
+    """Seconds."""
+    rollout_idle: float | None
+    """Seconds, in those phases that generate; None where none does."""
+    parts: tuple[Part, ...]
+    train: tuple[Part, ...]
+    """Empty when rank 0 has no spans in train."""
+
+    @property
+    def trainer_idle_share(self) -> float:
+        """Of the steps' time, 0 to 1."""
+        return self.trainer_idle / self.seconds if self.seconds else 0.0
+
+    @property
+    def rollout_idle_share(self) -> float | None:
+        """Of the steps' time, 0 to 1."""
+        return None if self.rollout_idle is None else self.rollout_idle / self.seconds
 
 
-def step_budget(spans: Iterable[dict[str, Any]], stage: str | None = None, rollout_id: int | None = None) -> Budget:
-    """Adds up the finished steps, of one stage or rollout if given. A step that was cut off has no span."""
+def step_budget(spans: Iterable[TraceSpan], phase: str | None = None, rollout_id: int | None = None) -> Budget:
+    """Adds up the finished steps, of one phase or rollout if given. A step that was cut off has no span."""
     spans = list(spans)
-    conductor = [span for span in spans if _is(span, "conductor")]
-    steps = [span for span in conductor if span["name"] == "step" and _wanted(span, stage, rollout_id)]
-    rank0 = [span for span in spans if _is(span, "trainer-0") and span["name"] not in _WRAPPERS]
-    seconds: dict[str, float] = {}
-    calls: dict[str, int] = {}
-    train_seconds: dict[str, float] = {}
-    train_calls: dict[str, int] = {}
+    run = [span for span in spans if span.process == names.RUN]
+    steps = [
+        span
+        for span in run
+        if span.name == names.STEP and phase in (None, span.phase) and rollout_id in (None, span.rollout)
+    ]
+    children = _by_parent(run)
+    ranks = _Rank0([span for span in spans if span.process == names.FIRST_RANK])
+    account = _Account()
+    of_train = _Account()
+    trainer_idle = 0.0
     for step in steps:
-        window = _interval(step)
-        children = [s for s in conductor if s.get("depth", 0) == step.get("depth", 0) + 1 and _overlaps(s, window)]
-        _add(seconds, attribute(children, window))
-        _count(calls, (child for child in children if child["ts"] >= window[0]))
-        for window in (_interval(child) for child in children if child["name"] == "train"):
-            inside = [span for span in rank0 if _overlaps(span, window)]
-            _add(train_seconds, attribute(inside, window, owner="first"))
-            _count(train_calls, inside)
-    total = sum(step["dur"] for step in steps)
-    seconds[UNACCOUNTED] = max(0.0, total - sum(seconds.values()))
-    phases = _rows(seconds, calls, 1000 if total else 0)
-    return Budget(len(steps), total, phases, _train_rows(phases, train_seconds, train_calls))
+        parts, waits = _parts(children[step.id])
+        owned = account.add(parts, (step.ts, step.end))
+        trainer_idle += owned.get(waits, 0.0)
+        for train in (part for part in parts if part.name == names.TRAIN):
+            of_train.add(ranks.inside((train.ts, train.end)), (train.ts, train.end))
+    total = sum(step.dur for step in steps)
+    account.seconds[UNACCOUNTED] = max(0.0, total - sum(account.seconds.values()))
+    rows = _rows(account.seconds, account.calls, 1000 if total else 0)
+    return Budget(len(steps), total, trainer_idle, _rollout_idle(steps, run), rows, _train_rows(rows, of_train))
 
 
-def attribute(spans: Sequence[dict[str, Any]], window: Interval, owner: str = "last") -> dict[str, float]:
-    """Seconds of ``window`` by name of the span that owns them: the running one that started first or last."""
-    clipped = [(max(window[0], s["ts"]), min(window[1], s["ts"] + s["dur"]), s["ts"], s["name"]) for s in spans]
+class _Account:
+    """Seconds and calls by name of a span."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.calls: collections.Counter[str] = collections.Counter()
+
+    def add(self, spans: Sequence[TraceSpan], window: Interval) -> dict[str, float]:
+        """What each name owns of the window."""
+        owned = attribute(spans, window)
+        for name, value in owned.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        self.calls.update(span.name for span in spans if span.ts >= window[0])
+        return owned
+
+
+class _Rank0:
+    """What the trainer's rank 0 did directly in each of its ``train`` spans, which are one after another."""
+
+    def __init__(self, spans: Sequence[TraceSpan]) -> None:
+        self.children = _by_parent(spans)
+        self.trains = sorted((span for span in spans if span.name == names.TRAIN), key=lambda span: span.ts)
+        self.starts = [span.ts for span in self.trains]
+        self.ends = [span.end for span in self.trains]
+
+    def inside(self, window: Interval) -> list[TraceSpan]:
+        first = bisect.bisect_right(self.ends, window[0])
+        last = bisect.bisect_left(self.starts, window[1])
+        return [child for train in self.trains[first:last] for child in self.children[train.id]]
+
+
+def _by_parent(spans: Iterable[TraceSpan]) -> Mapping[int | None, list[TraceSpan]]:
+    found: dict[int | None, list[TraceSpan]] = collections.defaultdict(list)
+    for span in spans:
+        found[span.parent].append(span)
+    return found
+
+
+def _parts(children: Sequence[TraceSpan]) -> tuple[list[TraceSpan], str]:
+    """The parts of a step, and the name of the one in which the trainer waits. What a step merely started, and what
+    goes its own way since, is not a part of it."""
+    if any(child.name == names.WAIT for child in children):
+        return [child for child in children if child.name not in names.ROLLOUT_WORKS], names.WAIT
+    return list(children), names.GENERATE
+
+
+def _rollout_idle(steps: Sequence[TraceSpan], run: Sequence[TraceSpan]) -> float | None:
+    works = [span for span in run if span.name in names.ROLLOUT_WORKS]
+    generating = {span.phase for span in works}
+    windows = _union(step for step in steps if step.phase in generating)
+    if not windows:
+        return None
+    busy = _common(windows, _union(works))
+    paused = _common(busy, _union(span for span in run if span.name == names.ENGINES_PAUSED))
+    return max(0.0, _length(windows) - _length(busy) + _length(paused))
+
+
+def _union(spans: Iterable[TraceSpan]) -> list[Interval]:
+    """The time that any of them covers, as intervals that are apart and in order."""
+    merged: list[Interval] = []
+    for start, end in sorted((span.ts, span.end) for span in spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
+    """The time that both cover; each apart and in order, as :func:`_union` makes them."""
+    found: list[Interval] = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        start = max(one[i][0], other[j][0])
+        end = min(one[i][1], other[j][1])
+        if start < end:
+            found.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def attribute(spans: Sequence[TraceSpan], window: Interval) -> dict[str, float]:
+    """Seconds of ``window`` by name of the span that owns them: of those that run, the one that started last."""
+    clipped = [(max(window[0], s.ts), min(window[1], s.end), s.ts, s.name) for s in spans]
     clipped = [span for span in clipped if span[1] > span[0]]
     edges = sorted({edge for start, end, *_ in clipped for edge in (start, end)})
-    pick = max if owner == "last" else min
     owned: dict[str, float] = {}
     for left, right in zip(edges, edges[1:], strict=False):
         running = [span for span in clipped if span[0] <= left and span[1] >= right]
         if running:
-            name = pick(running, key=lambda span: (span[2], -span[1]))[3]
+            name = max(running, key=lambda span: (span[2], -span[1]))[3]
             owned[name] = owned.get(name, 0.0) + right - left
     return owned
 
@@ -99,46 +213,19 @@ def exact_shares(seconds: Sequence[float], whole: int) -> list[int]:
     return shares
 
 
-def _train_rows(phases: tuple[Phase, ...], seconds: dict[str, float], calls: dict[str, int]) -> tuple[Phase, ...]:
-    train = next((phase for phase in phases if phase.name == "train"), None)
-    if train is None or not seconds:
+def _train_rows(parts: Sequence[Part], of_train: _Account) -> tuple[Part, ...]:
+    train = next((part for part in parts if part.name == names.TRAIN), None)
+    if train is None or not of_train.seconds:
         return ()
-    # Where train overlaps an earlier phase it owns less than its spans' length: its parts shrink in proportion.
-    scale = min(1.0, train.seconds / sum(seconds.values()))
-    named = {f"train: {name}": value * scale for name, value in seconds.items()}
+    # Where train overlaps a later part it owns less than its spans' length: its own parts shrink in proportion.
+    scale = min(1.0, train.seconds / sum(of_train.seconds.values()))
+    named = {f"train: {name}": value * scale for name, value in of_train.seconds.items()}
     named[OTHER] = max(0.0, train.seconds - sum(named.values())) + named.get(OTHER, 0.0)
-    return _rows(named, {f"train: {name}": n for name, n in calls.items()}, train.permille)
+    return _rows(named, {f"train: {name}": n for name, n in of_train.calls.items()}, train.permille)
 
 
-def _rows(seconds: dict[str, float], calls: dict[str, int], whole: int) -> tuple[Phase, ...]:
+def _rows(seconds: Mapping[str, float], calls: Mapping[str, int], whole: int) -> tuple[Part, ...]:
     """Longest first, the remainder last."""
-    names = sorted(seconds, key=lambda name: (name in (UNACCOUNTED, OTHER), -seconds[name]))
-    shares = exact_shares([seconds[name] for name in names], whole)
-    return tuple(Phase(n, seconds[n], share, calls.get(n, 0)) for n, share in zip(names, shares, strict=True))
-
-
-def _is(span: dict[str, Any], process: str) -> bool:
-    return span["process"] == process or span["process"].endswith(f"/{process}")
-
-
-def _wanted(span: dict[str, Any], stage: str | None, rollout_id: int | None) -> bool:
-    args = span.get("args", {})
-    return stage in (None, args.get("stage")) and rollout_id in (None, args.get("rollout_id"))
-
-
-def _interval(span: dict[str, Any]) -> Interval:
-    return span["ts"], span["ts"] + span["dur"]
-
-
-def _overlaps(span: dict[str, Any], window: Interval) -> bool:
-    return span["ts"] < window[1] and span["ts"] + span["dur"] > window[0]
-
-
-def _add(into: dict[str, float], values: dict[str, float]) -> None:
-    for name, value in values.items():
-        into[name] = into.get(name, 0.0) + value
-
-
-def _count(into: dict[str, int], spans: Iterable[dict[str, Any]]) -> None:
-    for span in spans:
-        into[span["name"]] = into.get(span["name"], 0) + 1
+    order = sorted(seconds, key=lambda name: (name in (UNACCOUNTED, OTHER), -seconds[name]))
+    shares = exact_shares([seconds[name] for name in order], whole)
+    return tuple(Part(n, seconds[n], share, calls.get(n, 0)) for n, share in zip(order, shares, strict=True))

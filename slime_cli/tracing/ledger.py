@@ -13,17 +13,17 @@ from slime_cli.errors import DataError
 from slime_cli.tracing.reading import journals
 
 
-def ledgers(run_dir: str | os.PathLike) -> dict[str, Ledger]:
-    """Stage -> ledger. The stage of a single-stage run is ``""``."""
+def ledgers(run_dir: str | os.PathLike[str]) -> dict[str, Ledger]:
+    """Phase -> ledger. The phase of a single-phase run is ``""``."""
     found = {}
-    for stage, path in journals(run_dir).items():
+    for phase, path in journals(run_dir).items():
         with Journal.open_readonly(path) as journal:
-            found[stage] = journal.ledger()
+            found[phase] = journal.ledger()
     return found
 
 
 def total(parts: dict[str, Ledger]) -> Ledger:
-    """The ledger of the whole run. It balances only if every stage does; see :func:`balanced`."""
+    """The ledger of the whole run. It balances only if every phase does; see :func:`balanced`."""
     sums: dict[str, int] = {}
     maps: dict[str, dict[str, int]] = {"dropped": {}, "in_flight": {}}
     for ledger in parts.values():
@@ -36,7 +36,7 @@ def total(parts: dict[str, Ledger]) -> Ledger:
 
 
 def balanced(parts: dict[str, Ledger]) -> bool:
-    """Stage by stage: a surplus in one must not pay for a loss in another."""
+    """Phase by phase: a surplus in one must not pay for a loss in another."""
     return all(ledger.balanced for ledger in parts.values())
 
 
@@ -53,9 +53,9 @@ def sentence(ledger: Ledger, holds: bool) -> str:
     )
 
 
-def rollbacks(stage: str, ledger: Ledger) -> list[str]:
+def rollbacks(phase: str, ledger: Ledger) -> list[str]:
     """What commits no longer stand, why, and what became of their samples; a line each."""
-    where = f"stage {stage}: " if stage else ""
+    where = f"phase {phase}: " if phase else ""
     return [
         f"{where}rolled back from step {r.from_step} to {r.to_step} on"
         f" {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(r.time))}: {r.again:,} samples given to be trained again,"
@@ -64,9 +64,9 @@ def rollbacks(stage: str, ledger: Ledger) -> list[str]:
     ]
 
 
-def problems(stage: str, ledger: Ledger) -> list[str]:
+def problems(phase: str, ledger: Ledger) -> list[str]:
     """What does not add up, in words; [] when the ledger balances."""
-    where = f"stage {stage}: " if stage else ""
+    where = f"phase {phase}: " if phase else ""
     placed = ledger.trained + sum(ledger.dropped.values()) + sum(ledger.in_flight.values())
     found = []
     if placed != ledger.dispatched:
@@ -79,32 +79,32 @@ def problems(stage: str, ledger: Ledger) -> list[str]:
 
 
 def render(parts: dict[str, Ledger]) -> RenderableType:
-    table = Table("stage", "dispatched", "trained", "dropped", "in flight", "trained twice", "sum")
+    table = Table("phase", "dispatched", "trained", "dropped", "in flight", "trained twice", "sum")
     for column in table.columns[1:-1]:
         column.justify = "right"
     rows = dict(parts) if len(parts) == 1 else {**parts, "all": total(parts)}
-    for stage, ledger in rows.items():
-        holds = balanced(parts) if stage == "all" else ledger.balanced
+    for phase, ledger in rows.items():
+        holds = balanced(parts) if phase == "all" else ledger.balanced
         cells = (ledger.dispatched, ledger.trained, sum(ledger.dropped.values()), sum(ledger.in_flight.values()))
         verdict = Text("holds", "green") if holds else Text("DOES NOT HOLD", "bold red")
-        table.add_row(stage or "run", *(f"{cell:,}" for cell in cells), f"{ledger.trained_twice:,}", verdict)
+        table.add_row(phase or "run", *(f"{cell:,}" for cell in cells), f"{ledger.trained_twice:,}", verdict)
     lines = [Text(sentence(total(parts), balanced(parts)))]
-    lines += [Text(line) for stage, ledger in parts.items() for line in rollbacks(stage, ledger)]
-    lines += [Text(problem, "red") for stage, ledger in parts.items() for problem in problems(stage, ledger)]
+    lines += [Text(line) for phase, ledger in parts.items() for line in rollbacks(phase, ledger)]
+    lines += [Text(problem, "red") for phase, ledger in parts.items() for problem in problems(phase, ledger)]
     return Group(table, *lines)
 
 
 def as_json(parts: dict[str, Ledger]) -> dict[str, object]:
-    stages = {stage or "run": {**dataclasses.asdict(part), "balanced": part.balanced} for stage, part in parts.items()}
-    return {"stages": stages, "total": dataclasses.asdict(total(parts)), "balanced": balanced(parts)}
+    phases = {phase or "run": {**dataclasses.asdict(part), "balanced": part.balanced} for phase, part in parts.items()}
+    return {"phases": phases, "total": dataclasses.asdict(total(parts)), "balanced": balanced(parts)}
 
 
-def find(run_dir: str | os.PathLike, sample_index: int, stage: str | None = None) -> dict[str, Record]:
-    """Stage -> what its journal says of the sample (indices start anew in each stage). DataError when none has it."""
+def find(run_dir: str | os.PathLike[str], sample_index: int, phase: str | None = None) -> dict[str, Record]:
+    """Phase -> what its journal says of the sample (indices start anew in each phase). DataError when none has it."""
     found = {}
     ranges = []
     for name, path in journals(run_dir).items():
-        if stage is not None and name != stage:
+        if phase is not None and name != phase:
             continue
         with Journal.open_readonly(path) as journal:
             record = journal.record(sample_index)
@@ -112,12 +112,12 @@ def find(run_dir: str | os.PathLike, sample_index: int, stage: str | None = None
         if record is not None:
             found[name] = record
     if not found:
-        looked = "; ".join(ranges) or f"no stage {stage!r}"
-        raise DataError(f"{run_dir}: no sample {sample_index} ({looked})", "indices count from 0 in each stage")
+        looked = "; ".join(ranges) or f"no phase {phase!r}"
+        raise DataError(f"{run_dir}: no sample {sample_index} ({looked})", "indices count from 0 in each phase")
     return found
 
 
-def render_record(stage: str, record: Record) -> RenderableType:
+def render_record(phase: str, record: Record) -> RenderableType:
     """Everything about one sample, as a two-column table."""
     table = Table(show_header=False, box=None, pad_edge=False)
     prompt = record.prompt.prompt
@@ -125,7 +125,7 @@ def render_record(stage: str, record: Record) -> RenderableType:
     fate = record.fate.value + (f" ({record.reason})" if record.reason else "")
     cells = {
         "sample": f"{record.sample_index}, number {record.position} of group {record.group_index}",
-        "stage": stage,
+        "phase": phase,
         "from": f"{record.source}:{record.row}, epoch {record.epoch}",
         "prompt": text if len(text) <= 300 else text[:299] + "…",
         "label": record.prompt.label,

@@ -1,22 +1,27 @@
-"""Where a run keeps what it tells about itself. Read-only; works on live, unfinished and dead runs.
+"""Where a run keeps what it tells about itself. Read-only; works on live, unfinished and dead runs, and on older ones.
 
-A run of one stage keeps everything in RUN; a run of several also in RUN/STAGE. Nothing here looks deeper than that.
+A run of one phase keeps everything in RUN; a run of several also in RUN/PHASE. Nothing here looks deeper than that.
+Spans are all in RUN/trace.
 """
 
+import itertools
 import json
 import os
 import pathlib
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from slime_cli.errors import DataError
 from slime_cli.manifests import layout
-from slime_cli.tracing.spans import read_spans
+from slime_cli.tracing.spans import TraceSpan
 
 _KNOWN = (layout.RUN, layout.METRICS, layout.TRACE, layout.JOURNAL)
 
 
-def stage_folders(run_dir: str | os.PathLike) -> dict[str, pathlib.Path]:
-    """Stage name -> folder, RUN itself as ``""``. Raises DataError when RUN is no run directory."""
+def phase_folders(run_dir: str | os.PathLike[str]) -> dict[str, pathlib.Path]:
+    """Phase -> folder, RUN itself as ``""``. Raises DataError when RUN is no run directory."""
     run = pathlib.Path(run_dir)
     if not run.is_dir():
         raise DataError(f"{run}: no such directory", "give the folder that `slime train` writes to")
@@ -30,34 +35,23 @@ def stage_folders(run_dir: str | os.PathLike) -> dict[str, pathlib.Path]:
     return found
 
 
-def journals(run_dir: str | os.PathLike) -> dict[str, pathlib.Path]:
-    """Stage name -> its journal; at least one, or DataError."""
-    paths = {name: path / layout.JOURNAL for name, path in stage_folders(run_dir).items()}
+def journals(run_dir: str | os.PathLike[str]) -> dict[str, pathlib.Path]:
+    """Phase -> its journal; at least one, or DataError."""
+    paths = {name: path / layout.JOURNAL for name, path in phase_folders(run_dir).items()}
     found = {name: path for name, path in paths.items() if path.exists()}
     if not found:
         raise DataError(f"{run_dir}: no {layout.JOURNAL}", "it was stopped before its first rollout, or never trained")
     return found
 
 
-def spans_of(run_dir: str | os.PathLike) -> list[dict[str, Any]]:
-    """Spans of all stages by start time; those of RUN/STAGE get that stage into their args."""
-    spans = []
-    for stage, folder in stage_folders(run_dir).items():
-        for span in read_spans(folder):
-            if stage:
-                span["args"] = {"stage": stage, **span.get("args", {})}
-            spans.append(span)
-    return sorted(spans, key=lambda span: span["ts"])
-
-
-def metrics_of(run_dir: str | os.PathLike) -> dict[str, list[dict[str, Any]]]:
-    """Stage -> its metrics, one a rollout. A rollout that a resume repeated counts once, as it went last."""
+def metrics_of(run_dir: str | os.PathLike[str]) -> dict[str, list[dict[str, Any]]]:
+    """Phase -> its metrics, one a rollout. A rollout that a resume repeated counts once, as it went last."""
     latest: dict[str, dict[Any, dict[str, Any]]] = {}
-    for folder_stage, folder in stage_folders(run_dir).items():
+    for folder_name, folder in phase_folders(run_dir).items():
         for number, line in enumerate(lines_of(folder / layout.METRICS)):
-            stage = str(line.get("stage") or folder_stage)
-            latest.setdefault(stage, {})[line.get("rollout_id", f"line {number}")] = line
-    return {stage: list(lines.values()) for stage, lines in latest.items()}
+            phase = str(line.get("phase") or line.get("stage") or folder_name)  # "stage": older runs
+            latest.setdefault(phase, {})[line.get("rollout_id", f"line {number}")] = line
+    return {phase: list(lines.values()) for phase, lines in latest.items()}
 
 
 def lines_of(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -85,3 +79,63 @@ def _object(text: str) -> dict[str, Any] | None:
         except json.JSONDecodeError:
             start = text.find('{"', start + 1)
     return None
+
+
+# -- spans -------------------------------------------------------------------------------------------------------------
+
+
+class _Line(TraceSpan, frozen=True, kw_only=True):
+    """Of any slime: the older ones wrote how deep a span was nested, and no ids."""
+
+    id: int = 0
+    depth: int = 0
+
+
+def spans_of(run_dir: str | os.PathLike[str]) -> list[TraceSpan]:
+    """All spans of a run, of every process and attempt, by start. Raises DataError when RUN is no run directory."""
+    phase_folders(run_dir)
+    return read_spans(run_dir)
+
+
+def read_spans(folder: str | os.PathLike[str]) -> list[TraceSpan]:
+    """Those under ``folder/trace``, parents before their children; [] without any. Half a line that a killed process
+    left is passed over."""
+    spans: list[TraceSpan] = []
+    for path in sorted((pathlib.Path(folder) / layout.TRACE).glob("*.jsonl")):
+        lines = list(_lines(path))
+        spans += (line for line in lines if line.id)
+        spans += _with_parents([line for line in lines if not line.id])
+    return sorted(spans, key=lambda span: (span.ts, span.id))
+
+
+def _lines(path: pathlib.Path) -> Iterator[_Line]:
+    decoder = msgspec.json.Decoder(_Line)
+    for number, text in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            yield decoder.decode(text)
+        except msgspec.ValidationError as error:
+            raise DataError(f"{path}:{number}: not a span: {error}", "remove that line") from None
+        except msgspec.DecodeError:
+            continue
+
+
+def _with_parents(lines: Sequence[_Line]) -> Iterator[TraceSpan]:
+    """An older slime's spans of a process. It did one thing at a time: what was open one level up is the parent."""
+    latest: dict[int, TraceSpan] = {}
+    ids = itertools.count(-len(lines))  # those of later attempts, by a newer slime, are positive
+    for line in sorted(lines, key=lambda line: (line.ts, line.depth)):
+        above = latest.get(line.depth - 1)
+        parent = above if above is not None and line.ts <= above.end else None
+        args = dict(line.args)
+        latest[line.depth] = span = TraceSpan(
+            name=line.name,
+            ts=line.ts,
+            dur=line.dur,
+            process=line.process,
+            id=next(ids),
+            parent=None if parent is None else parent.id,
+            phase=args.pop("stage", parent and parent.phase),
+            rollout=args.pop("rollout_id", parent and parent.rollout),
+            args=args,
+        )
+        yield span

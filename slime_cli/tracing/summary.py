@@ -1,4 +1,5 @@
-"""``slime trace RUN``: what a run did, from what it left on disk. Works on live, unfinished and dead runs.
+"""``slime trace RUN``: what a run did, from what it left on disk. Works on live, unfinished and dead runs. The command
+adds where the time went (:mod:`slime_cli.profiling.step`).
 
 Whatever is missing (no rollout finished yet, tracing off) is left out of the summary; only a folder that is no run
 directory is an error.
@@ -19,21 +20,21 @@ from rich.text import Text
 
 from slime_cli.errors import DataError
 from slime_cli.manifests import Endpoint, Run, layout, read
-from slime_cli.profiling.step import Budget, Phase, step_budget
 from slime_cli.tracing import ledger as ledgers
-from slime_cli.tracing.reading import metrics_of, spans_of, stage_folders
+from slime_cli.tracing.reading import metrics_of, phase_folders
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ENGINES = ("megatron-core", "sglang", "sglang-router", "torch")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage's rollouts."""
+class PhaseSummary:
+    """One phase's rollouts."""
 
     name: str
     rollouts: int
     steps: int
+    """Optimizer steps; a rollout may take several."""
     seconds: float
     weight_version: str | None
     rewards: tuple[float | None, ...]
@@ -51,8 +52,7 @@ class Summary:
     engines: dict[str, str]
     """Name -> version, as the run recorded them."""
     endpoint: str | None
-    stages: tuple[Stage, ...]
-    budget: Budget
+    phases: tuple[PhaseSummary, ...]
     ledger: str | None
     """The sum as a sentence; None before the first rollout."""
     balanced: bool
@@ -60,10 +60,10 @@ class Summary:
     """``summary.json``; {} without one."""
 
 
-def summarize(run_dir: str | os.PathLike) -> Summary:
+def summarize(run_dir: str | os.PathLike[str]) -> Summary:
     """Raises DataError when ``run_dir`` is no run directory or ``run.json`` is damaged."""
     run_dir = pathlib.Path(run_dir)
-    folders = stage_folders(run_dir)
+    folders = phase_folders(run_dir)
     if not (run_dir / layout.RUN).exists():
         has = ", ".join(sorted(path.name for path in run_dir.iterdir()))
         raise DataError(f"{run_dir}: run.json is missing (there: {has})", "give the folder that `slime train` wrote")
@@ -78,8 +78,7 @@ def summarize(run_dir: str | os.PathLike) -> Summary:
         created=run.created,
         engines={name: run.versions[name] for name in _ENGINES if name in run.versions},
         endpoint=_endpoint(folders.values()),
-        stages=tuple(_stage(name, lines) for name, lines in metrics_of(run_dir).items()),
-        budget=step_budget(spans_of(run_dir)),
+        phases=tuple(_phase(name, lines) for name, lines in metrics_of(run_dir).items()),
         ledger=ledgers.sentence(ledgers.total(parts), ledgers.balanced(parts)) if parts else None,
         balanced=ledgers.balanced(parts),
         outcome=outcome,
@@ -104,13 +103,13 @@ def _endpoint(folders: Iterable[pathlib.Path]) -> str | None:
     return None
 
 
-def _stage(name: str, lines: Sequence[dict[str, Any]]) -> Stage:
+def _phase(name: str, lines: Sequence[dict[str, Any]]) -> PhaseSummary:
     steps = [line["step"] for line in lines if isinstance(line.get("step"), int)]
     last = lines[-1].get("weight_version") if lines else None
-    return Stage(
+    return PhaseSummary(
         name=name,
         rollouts=len(lines),
-        steps=len(set(steps)),
+        steps=max(steps, default=0),
         seconds=sum(finite(line.get("seconds")) or 0.0 for line in lines),
         weight_version=None if last is None else str(last),
         rewards=tuple(finite(line.get("reward_mean")) for line in lines),
@@ -166,34 +165,14 @@ def render(summary: Summary) -> RenderableType:
             bad = name == "samples" and summary.ledger and not summary.balanced
             head.add_row(Text(name, "bold"), Text(str(value), "bold red" if bad else ""))
     parts: list[RenderableType] = [head]
-    if summary.stages:
-        parts.append(_stage_table(summary.stages))
-    if summary.budget.steps:
-        parts.append(render_budget(summary.budget))
+    if summary.phases:
+        parts.append(_phase_table(summary.phases))
     return Group(*parts)
 
 
-def _stage_table(stages: Sequence[Stage]) -> Table:
-    table = Table("stage", "rollouts", "steps", "seconds", "weights", "reward")
-    for stage in stages:
-        numbers = (str(stage.rollouts), str(stage.steps), f"{stage.seconds:.1f}", stage.weight_version or "-")
-        table.add_row(stage.name or "run", *numbers, Text(reward_line(stage.rewards)))
-    return table
-
-
-def render_budget(budget: Budget) -> Table:
-    """Time by phase, ``train`` with its parts below it."""
-    title = f"{budget.steps} steps, {budget.seconds:.2f} s, {budget.seconds / max(1, budget.steps):.2f} s a step"
-    table = Table("phase", "seconds", "share", "calls", title=title, title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
-
-    def add(phase: Phase, name: str, style: str = "") -> None:
-        table.add_row(Text(name), f"{phase.seconds:.3f}", f"{phase.share:.1f} %", str(phase.calls or ""), style=style)
-
-    for phase in budget.phases:
-        add(phase, phase.name)
-        if phase.name == "train":
-            for part in budget.train:
-                add(part, f"  {part.name.removeprefix('train: ')}", "dim")
+def _phase_table(phases: Sequence[PhaseSummary]) -> Table:
+    table = Table("phase", "rollouts", "steps", "seconds", "weights", "reward")
+    for phase in phases:
+        numbers = (str(phase.rollouts), str(phase.steps), f"{phase.seconds:.1f}", phase.weight_version or "-")
+        table.add_row(phase.name or "run", *numbers, Text(reward_line(phase.rewards)))
     return table

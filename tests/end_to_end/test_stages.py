@@ -40,8 +40,8 @@ def test_trace_and_profile_read_the_run(trained, tmp_path):
     assert len(json.loads(out.read_text())["traceEvents"]) > 50
     budget = slime("profile", "step", trained, "--json")
     assert budget.returncode == 0, budget.stderr
-    assert sum(p["permille"] for p in json.loads(budget.stdout)["phases"]) == 1000
-    why = slime("trace", "why", trained, "3", "--stage", "grpo")
+    assert sum(p["permille"] for p in json.loads(budget.stdout)["parts"]) == 1000
+    why = slime("trace", "why", trained, "3", "--phase", "grpo")
     assert why.returncode == 0 and "TRAINED" in why.stdout
 
 

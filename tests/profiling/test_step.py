@@ -1,5 +1,6 @@
-"""The step budget: each moment counted once, shares exact, whatever overlaps or is missing."""
+"""The step budget: each moment counted once, shares exact, whatever overlaps or is missing; who was idle."""
 
+import itertools
 import json
 import random
 
@@ -9,83 +10,150 @@ from typer.testing import CliRunner
 from slime_cli.commands.profile import app
 from slime_cli.errors import DataError
 from slime_cli.profiling.step import OTHER, UNACCOUNTED, exact_shares, step_budget
-from slime_cli.tracing.spans import Tracer
+from slime_cli.tracing.spans import Tracer, TraceSpan
+
+IDS = itertools.count(1)
 
 
-def span(name, ts, dur, process="conductor", depth=1, **args):
-    return {"name": name, "ts": ts, "dur": dur, "process": process, "depth": depth, "args": args}
+def span(name, ts, dur, parent=None, process="conductor", **about):
+    return TraceSpan(
+        name=name, ts=ts, dur=dur, process=process, id=next(IDS), parent=parent and parent.id, phase="rl", **about
+    )
 
 
-def by_name(phases):
-    return {phase.name: phase for phase in phases}
+def rank0(name, ts, dur, parent=None):
+    return span(name, ts, dur, parent, "trainer-0")
 
 
-def test_phases_and_remainders():
+def by_name(parts):
+    return {part.name: part for part in parts}
+
+
+def seconds(parts):
+    return {part.name: pytest.approx(part.seconds) for part in parts}
+
+
+def test_parts_and_remainders():
+    step = span("step", 0, 10, rollout=0)
+    wait = span("wait_for_batch", 0, 4, step)
+    train = span("train", 4, 5, step)
+    its_train = rank0("train", 4, 5)
+    log_probs = rank0("log_probs", 4.5, 1, its_train)
     budget = step_budget(
         [
-            span("step", 0, 10, depth=0, rollout_id=0),
-            span("generate", 0, 4),
-            span("train", 4, 5),
-            span("inner", 1, 1, depth=2),
-            span("train", 4, 5, "trainer-0", 0),
-            span("log_probs", 4.5, 1, "trainer-0", 1),
-            span("attention", 4.6, 0.5, "trainer-0", 2),
-            span("forward_backward", 5.5, 3, "trainer-0", 1),
-            span("log_probs", 5, 9, "trainer-1", 0),
-            span("elsewhere", 20, 1),
+            step,
+            wait,
+            train,
+            span("write_batch", 1, 1, wait),
+            its_train,
+            log_probs,
+            rank0("attention", 4.6, 0.5, log_probs),
+            rank0("forward_backward", 5.5, 3, its_train),
+            rank0("save_checkpoint", 4, 5),
+            span("log_probs", 5, 9, process="trainer-1"),
+            span("eval", 4, 6),
         ]
     )
-    phases = by_name(budget.phases)
-    train = by_name(budget.train)
-    assert {name: phase.seconds for name, phase in phases.items()} == {"train": 5, "generate": 4, UNACCOUNTED: 1}
-    assert [phase.share for phase in budget.phases] == [50.0, 40.0, 10.0]
-    parts = {name: phase.seconds for name, phase in train.items()}
-    assert parts == {"train: forward_backward": 3, "train: log_probs": 1, OTHER: 1}
-    assert sum(phase.permille for phase in budget.train) == phases["train"].permille
-    assert budget.phases[-1].name == UNACCOUNTED and budget.train[-1].name == OTHER
+    assert seconds(budget.parts) == {"train": 5, "wait_for_batch": 4, UNACCOUNTED: 1}
+    assert [part.share for part in budget.parts] == [50.0, 40.0, 10.0]
+    assert seconds(budget.train) == {"train: forward_backward": 3, "train: log_probs": 1, OTHER: 1}
+    assert sum(part.permille for part in budget.train) == by_name(budget.parts)["train"].permille
+    assert budget.parts[-1].name == UNACCOUNTED and budget.train[-1].name == OTHER
+    assert (budget.trainer_idle, budget.trainer_idle_share, budget.rollout_idle) == (4, 0.4, None)
 
 
-def test_generation_in_the_background_costs_only_the_wait():
-    budget = step_budget(
-        [
-            span("generate", -3, 3.5),
-            span("step", 0, 10, depth=0),
-            span("generate", 0.5, 8),
-            span("train", 1, 5),
-        ]
-    )
-    assert {p.name: p.seconds for p in budget.phases} == {"train": 5, "generate": 3.5, UNACCOUNTED: 1.5}
-    assert by_name(budget.phases)["generate"].calls == 1
+def asynchronous():
+    """Two steps of 10 s that wait for 1 s and for 3 s. Groups are in flight from -2 to 6, from 8 to 13 (begun within
+    the first step, and by a task that it started) and from 14 to 25; engines are paused from 4 to 5."""
+    steps = [span("step", 10.0 * i, 10, rollout=i) for i in (0, 1)]
+    for step, waited in zip(steps, (1, 3), strict=True):
+        yield step
+        yield span("wait_for_batch", step.ts, waited, step)
+        yield span("train", step.ts + waited, 10 - waited - 2, step)
+        yield span("sync", step.ts + 8, 1, step)
+    yield span("pause", 4, 1, steps[0])
+    for group in range(8):
+        yield span("generate", -2 + group / 8, 7, group=group)
+        yield span("reward", 5 + group / 8, 1 if group == 0 else 0.125, group=group)
+    yield span("generate", 8, 5, steps[0], group=8)
+    yield span("generate", 14, 11, group=9)
+
+
+def test_generation_beside_training_costs_a_step_only_the_wait():
+    budget = step_budget(asynchronous())
+    assert seconds(budget.parts) == {"train": 11, "wait_for_batch": 4, "sync": 2, "pause": 1, UNACCOUNTED: 2}
+    assert budget.trainer_idle == 4 and budget.trainer_idle_share == 0.2
+    assert budget.rollout_idle == pytest.approx(1 + 2 + 1), "paused 4 to 5, nothing in flight 6 to 8 and 13 to 14"
+    assert budget.rollout_idle_share == pytest.approx(0.2)
+
+
+def test_the_idle_times_of_one_rollout():
+    budget = step_budget(asynchronous(), rollout_id=1)
+    assert (budget.rollouts, budget.trainer_idle, budget.rollout_idle) == (1, 3, pytest.approx(1))
+
+
+def test_when_both_sides_take_turns_one_is_idle_while_the_other_works():
+    step = span("step", 0, 10)
+    works = [span("generate", g / 10, 3, group=g) for g in range(11)]
+    budget = step_budget([step, span("wait_for_batch", 0, 4, step), span("train", 4, 6, step), *works])
+    assert (budget.trainer_idle_share, budget.rollout_idle_share) == (0.4, pytest.approx(0.6))
+
+
+def test_a_supervised_phase_has_no_rollout_side_that_could_be_idle():
+    warm_up = TraceSpan(name="step", ts=0, dur=5, process="conductor", id=next(IDS), phase="sft")
+    assert step_budget([warm_up]).rollout_idle is None
+    step = span("step", 10, 10)
+    budget = step_budget([warm_up, step, span("wait_for_batch", 10, 5, step), span("generate", 10, 5)])
+    assert (budget.seconds, budget.trainer_idle, budget.rollout_idle) == (15, 5, 5), "the warm-up's seconds don't count"
+
+
+def test_an_older_run_generated_in_its_steps(tmp_path):
+    (tmp_path / "trace").mkdir()
+    lines = [
+        {"name": "generate", "ts": 100.0, "dur": 4.0, "depth": 1, "args": {}},
+        {"name": "inner", "ts": 105.0, "dur": 1.0, "depth": 2, "args": {}},
+        {"name": "train", "ts": 104.0, "dur": 5.0, "depth": 1, "args": {}},
+        {"name": "step", "ts": 100.0, "dur": 10.0, "depth": 0, "args": {"stage": "rl", "rollout_id": 7}},
+        {"name": "eval", "ts": 110.0, "dur": 1.0, "depth": 0, "args": {"step": 3}},
+    ]
+    text = "".join(json.dumps(line | {"process": "conductor"}) + "\n" for line in lines)
+    (tmp_path / "trace" / "conductor.jsonl").write_text(text)
+    found = CliRunner().invoke(app, ["step", str(tmp_path), "--phase", "rl", "--rollout-id", "7", "--json"])
+    budget = json.loads(found.output)
+    assert {p["name"]: p["seconds"] for p in budget["parts"]} == {"train": 5, "generate": 4, UNACCOUNTED: 1}
+    assert (budget["rollouts"], budget["trainer_idle"], budget["rollout_idle"]) == (1, 4, 6)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_shares_sum_to_exactly_100_percent(seed):
     rng = random.Random(seed)
     spans = []
-    for step in range(rng.randint(1, 5)):
-        spans.append(span("step", 10 * step, rng.uniform(1, 9), depth=0))
+    for number in range(rng.randint(1, 5)):
+        step = span("step", 10 * number, rng.uniform(1, 9))
+        train = rank0("train", 10 * number, 9)
+        spans += [step, train]
         for _ in range(rng.randint(0, 12)):
-            name = rng.choice(["generate", "train", "save", "publish", "sync"])
-            spans.append(span(name, 10 * step + rng.uniform(-1, 9), rng.uniform(0, 4)))
-            spans.append(span(rng.choice("ab"), 10 * step + rng.uniform(0, 9), rng.uniform(0, 3), "trainer-0", 0))
+            name = rng.choice(["generate", "wait_for_batch", "train", "save", "publish", "sync"])
+            spans.append(span(name, 10 * number + rng.uniform(-1, 9), rng.uniform(0, 4), rng.choice([step, None])))
+            spans.append(rank0(rng.choice("ab"), 10 * number + rng.uniform(0, 9), rng.uniform(0, 3), train))
     budget = step_budget(spans)
-    assert sum(phase.permille for phase in budget.phases) == 1000
-    assert sum(phase.seconds for phase in budget.phases) == pytest.approx(budget.seconds)
-    assert all(phase.seconds >= 0 for phase in (*budget.phases, *budget.train))
+    assert sum(part.permille for part in budget.parts) == 1000
+    assert sum(part.seconds for part in budget.parts) == pytest.approx(budget.seconds)
+    assert all(part.seconds >= 0 for part in (*budget.parts, *budget.train))
+    assert 0 <= budget.trainer_idle <= budget.seconds and 0 <= (budget.rollout_idle or 0) <= budget.seconds
     if budget.train:
-        train = by_name(budget.phases)["train"]
-        assert sum(phase.permille for phase in budget.train) == train.permille
-        assert sum(phase.seconds for phase in budget.train) == pytest.approx(train.seconds)
+        train = by_name(budget.parts)["train"]
+        assert sum(part.permille for part in budget.train) == train.permille
+        assert sum(part.seconds for part in budget.train) == pytest.approx(train.seconds)
 
 
-def test_stages_and_rollouts_are_chosen():
-    spans = [
-        span("step", 0, 1, depth=0, stage="sft", rollout_id=0),
-        span("step", 2, 3, depth=0, stage="rl", rollout_id=0),
-        span("step", 6, 4, depth=0, stage="rl", rollout_id=1),
-    ]
+def test_phases_and_rollouts_are_chosen():
+    def step(ts, dur, phase, rollout):
+        return TraceSpan(name="step", ts=ts, dur=dur, process="conductor", id=next(IDS), phase=phase, rollout=rollout)
+
+    spans = [step(0, 1, "sft", 0), step(2, 3, "rl", 0), step(6, 4, "rl", 1)]
     assert step_budget(spans).seconds == 8 and step_budget(spans, "rl").seconds == 7
-    assert step_budget(spans, "rl", 1).seconds == 4 and step_budget(spans, "none").steps == 0
+    assert step_budget(spans, "rl", 1).seconds == 4 and step_budget(spans, "none").rollouts == 0
 
 
 def test_exact_shares():
@@ -95,10 +163,12 @@ def test_exact_shares():
 
 def test_the_command_prints_the_table_and_refuses_a_run_without_steps(tmp_path):
     tracer = Tracer(tmp_path, "conductor")
-    with tracer.span("step", rollout_id=0, stage="rl"), tracer.span("generate"):
-        pass
+    with tracer.about(phase="rl"), tracer.span("step", rollout=0), tracer.span("wait_for_batch"):
+        with tracer.span("generate"):
+            pass
     tracer.close()
     table = CliRunner().invoke(app, ["step", str(tmp_path)]).output
-    assert "generate" in table and UNACCOUNTED in table
-    assert json.loads(CliRunner().invoke(app, ["step", str(tmp_path), "--json"]).output)["steps"] == 1
-    assert isinstance(CliRunner().invoke(app, ["step", str(tmp_path), "--stage", "x"]).exception, DataError)
+    for said in ("wait_for_batch", UNACCOUNTED, "1 rollout, ", "trainer idle", "rollout idle"):
+        assert said in table
+    assert json.loads(CliRunner().invoke(app, ["step", str(tmp_path), "--json"]).output)["rollouts"] == 1
+    assert isinstance(CliRunner().invoke(app, ["step", str(tmp_path), "--phase", "x"]).exception, DataError)

@@ -1,8 +1,10 @@
-"""The trace commands over run folders that are whole, unfinished, dead, of several stages, or none at all."""
+"""The trace commands over run folders that are whole, unfinished, dead, of several phases, or none at all."""
 
+import itertools
 import json
 import random
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -14,8 +16,10 @@ from slime_cli.errors import DataError
 from slime_cli.tracing import ledger as ledgers
 from slime_cli.tracing import perfetto
 from slime_cli.tracing.reading import metrics_of, spans_of
-from slime_cli.tracing.spans import Tracer
+from slime_cli.tracing.spans import Tracer, TraceSpan
 from slime_cli.tracing.summary import reward_line, sparkline, summarize
+
+IDS = itertools.count(1)
 
 
 def fill_journal(path, trained=4, dropped=2, flying=2):
@@ -30,18 +34,22 @@ def fill_journal(path, trained=4, dropped=2, flying=2):
         journal.drop(range(trained, trained + dropped), "too_long")
 
 
+def line_of(process: str, name: str, ts: float, dur: float, **more) -> TraceSpan:
+    return TraceSpan(name=name, ts=ts, dur=dur, process=process, id=next(IDS), **more)
+
+
 @pytest.fixture
 def run(tmp_path):
-    """A finished little run of one stage."""
+    """A finished little run of one phase."""
     folder = tmp_path / "run"
     settings = dict(options={}, origins={}, argv=["train"], hardware={}, attempt=2, created=1e9)
     manifests.write(folder / "run.json", manifests.Run(versions={"sglang": "0.5.16", "torch": "2.11.0"}, **settings))
     fill_journal(folder / "journal.sqlite")
     lines = [
         {
-            "stage": "rl",
+            "phase": "rl",
             "rollout_id": i,
-            "step": i,
+            "step": i + 1,
             "weight_version": i + 1,
             "seconds": 2.0,
             "reward_mean": i / 4,
@@ -50,15 +58,19 @@ def run(tmp_path):
         for i in range(4)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
-    conductor = Tracer(folder, "conductor")
-    trainer = Tracer(folder, "trainer-0")
+    (folder / "trace").mkdir()
+    conductor = []
+    trainer = []
     for i in range(2):
-        conductor.record("step", 100.0 + 10 * i, 10.0, depth=0, rollout_id=i, stage="rl")
-        conductor.record("generate", 100.0 + 10 * i, 4.0, depth=1)
-        conductor.record("train", 104.0 + 10 * i, 5.0, depth=1)
-        trainer.record("forward_backward", 104.5 + 10 * i, 3.0)
-    conductor.close()
-    trainer.close()
+        of = dict(phase="rl", rollout=i)
+        step = line_of("conductor", "step", 100.0 + 10 * i, 10.0, **of)
+        conductor.append(step)
+        conductor.append(line_of("conductor", "wait_for_batch", 100.0 + 10 * i, 4.0, parent=step.id, **of))
+        conductor.append(line_of("conductor", "train", 104.0 + 10 * i, 5.0, parent=step.id, **of))
+        train = line_of("trainer-0", "train", 104.25 + 10 * i, 4.5)
+        trainer += [train, line_of("trainer-0", "forward_backward", 104.5 + 10 * i, 3.0, parent=train.id)]
+    for name, spans in (("conductor", conductor), ("trainer-0", trainer)):
+        (folder / "trace" / f"{name}.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, spans)) + b"\n")
     return folder
 
 
@@ -69,19 +81,19 @@ def invoke(*arguments):
     return result
 
 
-def test_the_summary_tells_stages_rewards_time_engines_and_ledger(run):
+def test_the_summary_tells_phases_rewards_time_engines_and_ledger(run):
     (run / "summary.json").write_text('{"reward_final": 0.75, "tables": [1]}')
     for arguments in ([run], ["summary", run]):
         text = invoke(*arguments).output
         assert "8 dispatched = 4 trained + 2 dropped (too_long 2) + 2 in flight" in text
         for part in ("sglang 0.5.16", "finished", "attempt 2", "0.000 -> 0.750", "reward_final"):
             assert part in text
-        for phase in ("generate", "unaccounted", "forward_backward"):
-            assert phase in text
+        for part in ("wait_for_batch", "unaccounted", "forward_backward", "trainer idle 40.0 %"):
+            assert part in text
     summary = summarize(run)
-    (stage,) = summary.stages
-    assert (stage.name, stage.rollouts, stage.steps, stage.weight_version, stage.seconds) == ("rl", 4, 4, "4", 8.0)
-    assert json.loads(invoke(run, "--json").output)["stages"][0]["rewards"] == [0.0, 0.25, 0.5, 0.75]
+    (phase,) = summary.phases
+    assert (phase.name, phase.rollouts, phase.steps, phase.weight_version, phase.seconds) == ("rl", 4, 4, "4", 8.0)
+    assert json.loads(invoke(run, "--json").output)["phases"][0]["rewards"] == [0.0, 0.25, 0.5, 0.75]
 
 
 def test_a_run_that_only_just_started_has_a_summary(tmp_path, run):
@@ -105,14 +117,14 @@ def test_what_is_no_run_directory_is_named(tmp_path, run, what):
     assert wanted in error.value.message and error.value.fix
 
 
-def test_ledger_over_several_stages(tmp_path):
+def test_ledger_over_several_phases(tmp_path):
     folder = tmp_path / "run"
     fill_journal(folder / "sft" / "journal.sqlite", 4, 0, 0)
     fill_journal(folder / "rl" / "journal.sqlite", 2, 1, 3)
     text = invoke("ledger", folder).output
     assert "10 dispatched = 6 trained + 1 dropped (too_long 1) + 3 in flight (leased 3): holds" in text
     found = json.loads(invoke("ledger", folder, "--json").output)
-    assert found["balanced"] and found["stages"]["rl"]["dispatched"] == 6 and found["total"]["trained"] == 6
+    assert found["balanced"] and found["phases"]["rl"]["dispatched"] == 6 and found["total"]["trained"] == 6
 
 
 def test_a_surplus_in_one_stage_does_not_pay_for_a_loss_in_another(tmp_path):
@@ -120,15 +132,15 @@ def test_a_surplus_in_one_stage_does_not_pay_for_a_loss_in_another(tmp_path):
 
     folder = tmp_path / "run"
     surplus = "INSERT INTO samples(sample_index, group_index, position, fate) VALUES(99, 0, 9, 'LEASED')"
-    for stage, change in (("a", "DELETE FROM samples WHERE sample_index = 7"), ("b", surplus)):
-        fill_journal(folder / stage / "journal.sqlite")
-        db = sqlite3.connect(folder / stage / "journal.sqlite")
+    for phase, change in (("a", "DELETE FROM samples WHERE sample_index = 7"), ("b", surplus)):
+        fill_journal(folder / phase / "journal.sqlite")
+        db = sqlite3.connect(folder / phase / "journal.sqlite")
         with db:
             db.execute(change)
         db.close()
     result = invoke("ledger", folder)
     assert result.exit_code == 1 and "DOES NOT HOLD" in result.output
-    assert "stage a: +1 samples dispatched but nowhere" in result.output
+    assert "phase a: +1 samples dispatched but nowhere" in result.output
     assert not ledgers.balanced(ledgers.ledgers(folder))
 
 
@@ -185,7 +197,7 @@ def nests(events):
 
 
 def test_the_export_is_a_well_formed_trace(run):
-    assert "8 spans" in invoke("export", run).output
+    assert "10 spans" in invoke("export", run).output
     document = json.loads((run / "trace.json").read_text())
     events = document["traceEvents"]
     assert nests(events) and {event["ph"] for event in events} == {"M", "X"}
@@ -194,7 +206,7 @@ def test_the_export_is_a_well_formed_trace(run):
     threads = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"} <= threads
     step = next(event for event in events if event["name"] == "step")
-    assert (step["ts"], step["dur"], step["args"]["rollout_id"]) == (0, 10_000_000, 0)
+    assert (step["ts"], step["dur"], step["args"]["rollout"]) == (0, 10_000_000, 0)
     assert perfetto.events(spans_of(run)) == perfetto.events(spans_of(run)) == events
 
 
@@ -212,16 +224,37 @@ def test_genuine_nested_spans_stay_in_one_thread(tmp_path):
     assert nests(events) and {event["tid"] for event in events if event["ph"] == "X"} == {1}
 
 
-def test_overlapping_spans_get_lanes_of_their_own_and_ranks_sort_as_numbers():
+def test_overlapping_spans_get_tracks_of_their_own_and_ranks_sort_as_numbers():
     rng = random.Random(0)
     spans = []
     for _ in range(500):
-        process = f"engine-{rng.randrange(12)}"
-        spans.append({"name": "request", "ts": 1e9 + rng.uniform(0, 5), "dur": rng.uniform(0, 2), "process": process})
+        spans.append(line_of(f"engine-{rng.randrange(12)}", "request", 1e9 + rng.uniform(0, 5), rng.uniform(0, 2)))
     events = perfetto.events(spans)
     assert nests(events) and sum(event["ph"] == "X" for event in events) == 500
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == [f"engine-{i}" for i in range(12)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_only_a_parent_is_drawn_around_a_span(seed):
+    """Spans of random trees, most of them at the same time as others, some outliving their parents."""
+    rng = random.Random(seed)
+    spans = []
+    for _ in range(200):
+        parent = rng.choice([None, *spans[-20:]])
+        ts = rng.uniform(parent.ts, parent.end) if parent else rng.uniform(0, 20)
+        spans.append(line_of("conductor", "work", ts, rng.uniform(0, 4), parent=parent and parent.id))
+    events = [event for event in perfetto.events(spans) if event["ph"] == "X"]
+    assert nests(events) and len(events) == 200
+    parents = {span.id: span.parent for span in spans}
+    open_ = {}
+    for event in events:
+        stack = open_.setdefault(event["tid"], [])
+        while stack and stack[-1]["ts"] + stack[-1]["dur"] <= event["ts"]:
+            stack.pop()
+        assert not stack or stack[-1]["args"]["id"] == parents[event["args"]["id"]]
+        stack.append(event)
+    assert sum(1 for e in events if parents[e["args"]["id"]]) > 50
 
 
 def test_an_export_without_spans_is_refused(tmp_path, run):
