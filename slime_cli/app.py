@@ -170,8 +170,11 @@ def _spelling(option: Any) -> str:
 
 
 def _line(option: Any) -> str:
-    shown = option.takes_value and option.default not in (None, {}, [])
-    return f"{option.help} [{option.default}]" if shown else option.help
+    from slime_cli.options import own
+
+    default = str(option.default) if option.takes_value and option.default not in (None, {}) else ""
+    more = ", ".join(filter(None, (default, own.needed(option))))
+    return f"{option.help} [{more}]" if more else option.help
 
 
 def _entry(flag: str, text: str, indent: int = 38) -> list[str]:
@@ -184,7 +187,7 @@ def _entry(flag: str, text: str, indent: int = 38) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    lines = [" " * indent + line for line in textwrap.wrap(text, width - indent)]
+    lines = [" " * indent + line for line in textwrap.wrap(text, width - indent, break_on_hyphens=False)]
     if len(head[-1]) >= indent - 1 or len(head) > 1:
         return [*(line.replace(", ", ",") for line in head), *lines]
     return [head[0].replace(", ", ",").ljust(indent) + lines[0].lstrip(), *lines[1:]]

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from slime_cli.options.spec import Option
@@ -61,6 +61,32 @@ ABOVE_0 = Bounds(gt=0)
 PORT = Bounds(ge=1, le=65535)
 
 
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """What must be so for an option to have an effect."""
+
+    options: tuple[str, ...]
+    """One of these is given, or (with ``values``) the only one has one of those."""
+    values: tuple[str, ...] = ()
+
+    def met(self, options: Any) -> bool:
+        """``options``: slime's own, resolved."""
+        found = [getattr(options, name) for name in self.options]
+        return found[0] in self.values if self.values else any(found)
+
+
+def given(*options: str) -> Need:
+    return Need(options)
+
+
+def having(option: str, *values: str) -> Need:
+    return Need((option,), values)
+
+
+POLICY = having("loss_type", "policy_loss", "custom_loss")
+SUPERVISED = having("loss_type", "sft_loss")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnOption(Option):
     """An option of slime's own."""
@@ -68,26 +94,47 @@ class OwnOption(Option):
     group: str
     bounds: Bounds | None = None
     """None: any number, or no number at all."""
-    needs: tuple[str, ...] = ()
-    """Options of which one must be given for this one to have an effect."""
-    estimators: tuple[str, ...] = ()
-    """Advantage estimators that read it; all of them when empty."""
+    needs: tuple[Need, ...] = ()
+    """All of them."""
     commands: tuple[str, ...] = ("train",)
     resume: Resume = "same"
 
 
-def option(default: Any, help: str, *, flag: str = "", bounds: Bounds | None = None, **more: Any) -> Any:
-    """A field of a group. ``flag`` where it is not the name with hyphens; ``more``: fields of :class:`OwnOption`.
+def option(
+    default: Any,
+    help: str,
+    *,
+    flag: str = "",
+    bounds: Bounds | None = None,
+    needs: Need | tuple[Need, ...] = (),
+    commands: tuple[str, ...] = ("train",),
+    resume: Resume = "same",
+) -> Any:
+    """A field of a group. ``flag`` where it is not the name with hyphens.
 
     A flag that is on by default stores False, so that code reads a positive.
     """
-    metadata = {"flag": flag, "help": help, "bounds": bounds, **more}
-    if isinstance(default, dict | list):
+    needs = (needs,) if isinstance(needs, Need) else needs
+    metadata = dict(flag=flag, help=help, bounds=bounds, needs=needs, commands=commands, resume=resume)
+    if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def options_of(group: str, declared: type) -> Iterator[OwnOption]:
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
+def group[T](name: str, *, needs: Need | None = None) -> Callable[[type[T]], type[T]]:
+    """A frozen dataclass of options; ``needs`` is needed by all of them."""
+
+    def made(declared: type[T]) -> type[T]:
+        found = dataclasses.dataclass(frozen=True, kw_only=True)(declared)
+        found.NAME = name
+        found.NEEDS = (needs,) if needs else ()
+        return found
+
+    return made
+
+
+def options_of(declared: Any) -> Iterator[OwnOption]:
     """Every option that the fields of a group declare."""
     for field in dataclasses.fields(declared):
         more = dict(field.metadata)
@@ -96,7 +143,8 @@ def options_of(group: str, declared: type) -> Iterator[OwnOption]:
         kind = _kind(field.type)
         if kind["type"] == "bool":
             kind["action"] = "store_false" if default else "store_true"
-        yield OwnOption(dest=field.name, flags=(flag,), default=default, group=group, **kind, **more)
+        more["needs"] = declared.NEEDS + more["needs"]
+        yield OwnOption(dest=field.name, flags=(flag,), default=default, group=declared.NAME, **kind, **more)
 
 
 def _kind(annotation: Any) -> dict[str, Any]:

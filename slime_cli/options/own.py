@@ -8,12 +8,12 @@ reason why slime takes it over.
 import functools
 from typing import Any
 
-from slime_cli.options.declare import OwnOption, options_of
+from slime_cli.options.declare import POLICY, Need, OwnOption, options_of
 from slime_cli.options.groups import GROUPS, SlimeOptions
 
 __all__ = ["OPTIONS", "OwnOption", "SlimeOptions", "by_dest", "by_flag", "flag"]
 
-OPTIONS: tuple[OwnOption, ...] = tuple(option for name, group in GROUPS.items() for option in options_of(name, group))
+OPTIONS: tuple[OwnOption, ...] = tuple(option for group in GROUPS for option in options_of(group))
 
 OWN_OVER_MEGATRON = {
     "--load": "slime finds the step to resume by its journal, then hands Megatron the folder",
@@ -60,3 +60,13 @@ def by_dest() -> dict[str, OwnOption]:
 def flag(dest: str) -> str:
     """How an option of ours is written."""
     return by_dest()[dest].flag
+
+
+def needed(option: OwnOption) -> str:
+    """What it needs besides what its whole group does: ``with --use-kl-loss or --kl-coef``; empty for nothing."""
+    return " and ".join(f"with {_written(need)}" for need in option.needs if need != POLICY)
+
+
+def _written(need: Need) -> str:
+    names = " or ".join(map(flag, need.options))
+    return f"{names} {'|'.join(need.values)}" if need.values else names

@@ -122,7 +122,7 @@ WITHOUT_EFFECT = [
     (
         "--use-tis --tis-mode truncate --tis-clip-low 0.1",
         "--tis-clip-low",
-        "with --tis-mode truncate, only with clip or mask",
+        "with --tis-mode truncate, only with clip, mask",
     ),
     ("--opd-teacher-url b", "--opd-teacher-url", "without --use-opd"),
     ("--use-top-p-replay", "--use-top-p-replay", "without --rollout-top-p or --rollout-top-k: nothing is cut"),
@@ -138,6 +138,18 @@ WITHOUT_EFFECT = [
     ),
     ("--custom-tis-function-path a.b", "--custom-tis-function-path", "without --use-tis or --get-mismatch-metrics"),
     ("--opd-kl-coef 2", "--opd-kl-coef", "without --use-opd"),
+    ("--eval-top-p 0.5", "--eval-top-p", "without --eval-prompt-data"),
+    ("--stop-at-loss 0.1", "--stop-at-loss", "with --loss-type policy_loss, only with sft_loss"),
+    (
+        "--custom-loss-function-path a.b",
+        "--custom-loss-function-path",
+        "with --loss-type policy_loss, only with custom_loss",
+    ),
+    (
+        "--loss-type custom_loss --custom-loss-function-path a.b --custom-pg-loss-reducer-function-path a.b",
+        "--custom-pg-loss-reducer-function-path",
+        "with --loss-type custom_loss, only with policy_loss",
+    ),
     ("--use-unbiased-kl", "--use-unbiased-kl", "without --use-kl-loss"),
     (
         "--use-stateless-adam --reset-optimizer-states",
@@ -164,7 +176,9 @@ def test_supervised_training_has_no_use_for_a_policys_options():
     sft = GOOD.replace("--rm-type math", "--loss-type sft_loss")
     more = "--use-tis --tis-clip 3 --eps-clip 0.3 --rm-type math --rollout-top-p 0.9 --sglang-dtype float32"
     idle = "--rollout-top-p, --rm-type, --eps-clip, --use-tis, --tis-clip, --sglang-dtype"
-    assert check(resolved(more, sft)) == [f"{idle} have no effect with --loss-type sft_loss"]
+    assert check(resolved(more, sft)) == [
+        f"{idle} have no effect with --loss-type sft_loss, only with policy_loss, custom_loss"
+    ]
     assert check(resolved("--stop-at-loss 0.1 --use-stateless-adam --lr 1e-3", sft)) == []
 
 

@@ -73,7 +73,9 @@ def test_every_option_of_the_algorithms_is_on_their_page():
 
     page = (ROOT / "docs" / "algorithms.md").read_text()
     assert not [
-        o.flag for o in own.OPTIONS if o.group in ("algorithm", "off-policy") and o.flag not in FLAG.findall(page)
+        o.flag
+        for o in own.OPTIONS
+        if o.group in ("training", "algorithm", "off-policy") and o.flag not in FLAG.findall(page)
     ]
 
 

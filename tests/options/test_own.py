@@ -2,6 +2,7 @@
 
 import pytest
 
+from slime_cli.app import own_help
 from slime_cli.errors import UsageError
 from slime_cli.options import catalogue, own
 from slime_cli.options.managed import MANAGED
@@ -27,6 +28,19 @@ def test_dests_and_flags_are_unique_and_every_option_has_a_help():
     assert len({option.dest for option in own.OPTIONS}) == len(own.OPTIONS) == len(own.by_flag())
     assert all(option.help.endswith(".") for option in own.OPTIONS)
     assert all(option.default in (*option.choices, None) for option in own.OPTIONS if option.choices)
+
+
+def test_what_an_option_needs_is_there():
+    for option in own.OPTIONS:
+        for need in option.needs:
+            found = [own.by_dest()[dest] for dest in need.options]
+            assert option not in found and not set(need.values) - set(found[0].choices or ()), option.flag
+
+
+def test_help_says_what_an_option_needs():
+    said = " ".join(own_help("train").split())
+    assert "Weight of that divergence. [0.0, with --use-kl-loss]" in said
+    assert "[with --loss-type sft_loss]" in said
 
 
 def test_managed_and_changed_native_options_exist():

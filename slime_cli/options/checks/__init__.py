@@ -12,12 +12,12 @@ from slime_cli.options.checks import (
     batch,
     bounds,
     functions,
+    needs,
     off_policy,
     placement,
     sampling,
     settled,
     stages,
-    supervised,
 )
 from slime_cli.options.checks.common import Check, NoEffect
 from slime_cli.options.checks.placement import layout
@@ -29,7 +29,7 @@ NUMBERS: tuple[Check, ...] = (bounds.bounds, bounds.texts)
 """What the others count with: they are asked only when these have found nothing."""
 ALWAYS: tuple[Check, ...] = (batch.required, placement.cluster)
 """For every command that resolves options."""
-SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, functions, supervised)
+SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, functions, needs)
 TRAIN = (*ALWAYS, *(check for subject in SUBJECTS for check in subject.TRAIN))
 
 

@@ -1,6 +1,5 @@
 """The loss, the estimator of advantages, and the optimizer."""
 
-import collections
 import re
 from collections.abc import Iterator, Sequence
 
@@ -21,14 +20,8 @@ def algorithm(r: Resolved) -> Iterator[Problem | str]:
         yield f"--eps-clip-c is {s.eps_clip_c}", "the bound of dual clip must be above 1 (3 is usual)"
     if s.use_kl_loss and s.kl_loss_coef == 0:
         yield "--use-kl-loss with --kl-loss-coef 0: the divergence is logged and does not change the gradient"
-    yield from _without_effect(r)
     if s.loss_type == "custom_loss" and not s.custom_loss_function_path:
         yield "--loss-type custom_loss needs --custom-loss-function-path", "give the function"
-    if s.loss_type != "custom_loss" and r.origins["slime.custom_loss_function_path"] == "flag":
-        yield no_effect(["--custom-loss-function-path"], f"with --loss-type {s.loss_type}")
-    if s.loss_type == "custom_loss" and s.custom_pg_loss_reducer_function_path:
-        flag = own.flag("custom_pg_loss_reducer_function_path")
-        yield no_effect([flag], "with --loss-type custom_loss: your own function reduces the loss")
     for name in ("only_train_params_name_list", "freeze_params_name_list"):
         yield from _patterns(own.flag(name), getattr(s, name) or ())
     if s.only_train_params_name_list and s.freeze_params_name_list:
@@ -59,51 +52,6 @@ def _patterns(flag: str, patterns: Sequence[str]) -> Iterator[Problem]:
             re.compile(pattern)
         except re.error as error:
             yield f"{flag} {pattern}: not a regular expression ({error})", "escape what is meant literally"
-
-
-_NEEDS = {
-    "kl_loss_coef": ("use_kl_loss",),
-    "kl_loss_type": ("use_kl_loss", "kl_coef"),
-    "use_unbiased_kl": ("use_kl_loss",),
-    "ref_update_interval": ("use_kl_loss", "kl_coef"),
-    "opsm_delta": ("use_opsm",),
-    **dict.fromkeys(("tis_level", "tis_mode", "tis_clip", "tis_clip_low", "tis_batch_normalize"), ("use_tis",)),
-    "custom_tis_function_path": ("use_tis", "get_mismatch_metrics"),
-    **dict.fromkeys(("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold"), ("use_rs",)),
-    "opd_kl_coef": ("use_opd",),
-    **dict.fromkeys(("opd_type", "opd_teacher_load", "opd_teacher_url"), ("use_opd",)),
-    "opd_teacher_timeout": ("opd_teacher_url",),
-    "ckpt_step": ("load",),
-}
-"""Option -> options of which one must be given for it to have an effect."""
-
-_OF_ESTIMATORS = {
-    "gamma": ("reinforce_plus_plus", "ppo"),
-    "lambd": ("ppo",),
-    "value_clip": ("ppo",),
-    "num_critic_only_steps": ("ppo",),
-    "megatron_config_path": ("ppo",),
-    "grpo_std_normalization": GROUP_RELATIVE,
-    "rewards_normalization": (*GROUP_RELATIVE, "reinforce_plus_plus_baseline"),
-    "eps_clip_c": ("grpo", "gspo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"),
-}
-"""Option -> estimators that read it."""
-
-
-def _without_effect(r: Resolved) -> Iterator[str]:
-    if r.slime.loss_type == "sft_loss":
-        return  # supervised.py says so of all of them
-    s = r.slime
-    found = collections.defaultdict(list)
-    for name, needed in _NEEDS.items():
-        if r.origins[f"slime.{name}"] == "flag" and not any(getattr(s, other) for other in needed):
-            found[f"without {' or '.join(own.flag(other) for other in needed)}"].append(own.flag(name))
-    for name, estimators in _OF_ESTIMATORS.items():
-        if r.origins[f"slime.{name}"] == "flag" and s.advantage_estimator not in estimators:
-            why = f"with --advantage-estimator {s.advantage_estimator}, only with {', '.join(estimators)}"
-            found[why].append(own.flag(name))
-    for why, flags in found.items():
-        yield no_effect(flags, why)
 
 
 _MOMENTS = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "optimizer_cuda_graph")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from slime_cli.options import own
 from slime_cli.options.checks.common import Problem, no_effect
 from slime_cli.options.checks.placement import layout
 from slime_cli.options.resolve import Resolved
@@ -62,10 +61,6 @@ def tokens(r: Resolved) -> Iterator[Problem | str]:
     cap = r.slime.max_tokens_per_gpu
     if dynamic and not cap:
         yield "--use-dynamic-batch-size needs --max-tokens-per-gpu", "give the tokens that one rank can take"
-    if not dynamic:
-        names = ("max_tokens_per_gpu", "oversize", "balance_by_flops")
-        if unused := [own.flag(name) for name in names if r.origins[f"slime.{name}"] == "flag"]:
-            yield no_effect(unused, "without --use-dynamic-batch-size")
     answer = r.slime.rollout_max_response_len
     prompt = r.slime.rollout_max_prompt_len or 0
     room = (cap or 0) * layout(r)["cp"]

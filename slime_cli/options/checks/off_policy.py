@@ -36,8 +36,6 @@ def off_policy(r: Resolved) -> Iterator[Problem | str]:
                 f"{own.flag(low)} {getattr(s, low)} and {own.flag(high)} {getattr(s, high)}",
                 "ratios need 0 <= lower <= upper",
             )
-    if s.use_tis and s.tis_mode == "truncate" and s.tis_clip_low:
-        yield no_effect(["--tis-clip-low"], "with --tis-mode truncate, only with clip or mask")
     yield from _routing(r)
     if s.use_opd:
         yield from teacher(r)

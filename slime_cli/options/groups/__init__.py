@@ -18,40 +18,28 @@ from slime_cli.options.groups.reward import Reward
 from slime_cli.options.groups.rollout import Rollout
 from slime_cli.options.groups.run import Run
 from slime_cli.options.groups.schedule import Schedule
+from slime_cli.options.groups.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlimeOptions(
-    LaunchScript,
-    Run,
-    Functions,
-    OffPolicy,
-    Algorithm,
-    Evaluation,
-    Reward,
-    Batch,
-    Data,
-    Schedule,
-    Rollout,
-    Model,
     Cluster,
+    Model,
+    Rollout,
+    Schedule,
+    Data,
+    Batch,
+    Reward,
+    Evaluation,
+    Training,
+    Algorithm,
+    OffPolicy,
+    Functions,
+    Run,
+    LaunchScript,
 ):
     """Every option of slime's own, resolved. A value that differs is made by ``dataclasses.replace``."""
 
 
-GROUPS: dict[str, type] = {
-    "cluster": Cluster,
-    "model": Model,
-    "rollout": Rollout,
-    "schedule": Schedule,
-    "data": Data,
-    "batch": Batch,
-    "reward": Reward,
-    "eval": Evaluation,
-    "algorithm": Algorithm,
-    "off-policy": OffPolicy,
-    "functions": Functions,
-    "run": Run,
-    "launch-script": LaunchScript,
-}
-"""Name -> options; in the order of ``--help``."""
+GROUPS = SlimeOptions.__bases__
+"""In the order of ``--help``."""

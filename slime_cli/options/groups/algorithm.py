@@ -1,26 +1,16 @@
 """The loss, the advantages, the optimizer."""
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
-from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, Bounds, option
+from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, POLICY, Bounds, given, group, having, option
 from slime_cli.options.estimators import GROUP_RELATIVE, Estimator
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("algorithm", needs=POLICY)
 class Algorithm:
     """The loss, the advantages, the optimizer."""
 
-    loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = option(
-        "policy_loss", "Reinforcement learning, supervised training on the rows' answers, or a function of yours."
-    )
-    custom_loss_function_path: str | None = option(
-        None, "Function that --loss-type custom_loss calls in the policy loss's place."
-    )
-    stop_at_loss: float | None = option(
-        None, "End a supervised stage after the first rollout whose mean loss is not above this."
-    )
     advantage_estimator: Estimator = option(
         "grpo", "How rewards become advantages, and the policy loss that goes with it."
     )
@@ -28,38 +18,43 @@ class Algorithm:
         None, "Function that computes advantages and returns in the estimator's place."
     )
     custom_pg_loss_reducer_function_path: str | None = option(
-        None, "Function that says how the policy loss is summed over tokens."
+        None, "Function that says how the policy loss is summed over tokens.", needs=having("loss_type", "policy_loss")
     )
     grpo_std_normalization: bool = option(
         True,
         "Do not divide a group's rewards by their spread (Dr. GRPO).",
         flag="--disable-grpo-std-normalization",
-        estimators=GROUP_RELATIVE,
+        needs=having("advantage_estimator", *GROUP_RELATIVE),
     )
     rewards_normalization: bool = option(
         True,
         "Take rewards as advantages without comparing within the group.",
         flag="--disable-rewards-normalization",
-        estimators=(*GROUP_RELATIVE, "reinforce_plus_plus_baseline"),
+        needs=having("advantage_estimator", *GROUP_RELATIVE, "reinforce_plus_plus_baseline"),
     )
     normalize_advantages: bool = option(
         False, "Whiten advantages over the global batch; always so with reinforce_plus_plus*."
     )
     gamma: float = option(
         1.0,
-        "Discount of a reward for each token before it (reinforce_plus_plus, ppo).",
+        "Discount of a reward for each token before it.",
         bounds=Bounds(ge=0, le=1),
-        estimators=("reinforce_plus_plus", "ppo"),
+        needs=having("advantage_estimator", "reinforce_plus_plus", "ppo"),
     )
     lambd: float = option(
-        1.0, "Decay of generalised advantage estimation (ppo).", bounds=Bounds(ge=0, le=1), estimators=("ppo",)
+        1.0,
+        "Decay of generalised advantage estimation.",
+        bounds=Bounds(ge=0, le=1),
+        needs=having("advantage_estimator", "ppo"),
     )
     eps_clip: float = option(0.2, "How far the probability ratio may fall below 1.")
     eps_clip_high: float | None = option(None, "How far the ratio may rise above 1; --eps-clip.")
     eps_clip_c: float | None = option(
         None,
         "Dual clip: bound on the loss of a negative advantage, in multiples of it; above 1.",
-        estimators=("grpo", "gspo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"),
+        needs=having(
+            "advantage_estimator", "grpo", "gspo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"
+        ),
     )
     kl_coef: float = option(
         0.0,
@@ -67,42 +62,32 @@ class Algorithm:
         bounds=AT_LEAST_0,
     )
     use_kl_loss: bool = option(False, "Add the divergence from the reference model to the loss.")
-    kl_loss_coef: float = option(0.0, "Weight of that divergence.", bounds=AT_LEAST_0, needs=("use_kl_loss",))
+    kl_loss_coef: float = option(0.0, "Weight of that divergence.", bounds=AT_LEAST_0, needs=given("use_kl_loss"))
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = option(
-        "k1", "Estimator of the divergence, in the loss and in the reward.", needs=("use_kl_loss", "kl_coef")
+        "k1", "Estimator of the divergence, in the loss and in the reward.", needs=given("use_kl_loss", "kl_coef")
     )
     use_unbiased_kl: bool = option(
-        False, "Weight that divergence by the probability ratio to the old policy.", needs=("use_kl_loss",)
+        False, "Weight that divergence by the probability ratio to the old policy.", needs=given("use_kl_loss")
     )
     entropy_coef: float = option(0.0, "Weight of the entropy bonus.")
     value_clip: float = option(
         0.2,
-        "How far a value may move from the one before the step (ppo).",
+        "How far a value may move from the one before the step.",
         bounds=Bounds(ge=0, also=(math.inf,)),
-        estimators=("ppo",),
+        needs=having("advantage_estimator", "ppo"),
     )
     num_critic_only_steps: int = option(
-        0, "Rollouts at the start that train the critic alone (ppo).", bounds=AT_LEAST_0, estimators=("ppo",)
-    )
-    only_train_params_name_list: list[str] | None = option(
-        None, "Patterns (regular expressions) of the parameters to train; all others are frozen."
-    )
-    freeze_params_name_list: list[str] | None = option(
-        None, "Patterns (regular expressions) of parameters that stay as they are."
-    )
-    reset_optimizer_states: bool = option(False, "Forget Adam's moments before each rollout's steps.")
-    use_stateless_adam: bool = option(
-        False, "Adam that keeps no moments: every step is its first, and there is no memory for them."
-    )
-    on_nan_gradient: Literal["fail", "skip"] = option(
-        "fail", "A gradient that is not finite ends the run, or its step is skipped and counted."
+        0,
+        "Rollouts at the start that train the critic alone.",
+        bounds=AT_LEAST_0,
+        needs=having("advantage_estimator", "ppo"),
     )
     ref_update_interval: int | None = option(
         None,
         "Rollouts after which the policy becomes its own reference; never when not given.",
         bounds=AT_LEAST_1,
-        needs=("use_kl_loss", "kl_coef"),
+        needs=given("use_kl_loss", "kl_coef"),
     )
     megatron_config_path: str | None = option(
-        None, "YAML with Megatron options by role: the critic's.", estimators=("ppo",)
+        None, "YAML with Megatron options by role: the critic's.", needs=having("advantage_estimator", "ppo")
     )

@@ -1,11 +1,9 @@
 """Which devices trainer and engines run on."""
 
-from dataclasses import dataclass
-
-from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, option
+from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("cluster")
 class Cluster:
     """Which devices trainer and engines run on."""
 
@@ -18,8 +16,15 @@ class Cluster:
         "Devices of all engines together; as many as the trainer's with --colocate.",
         bounds=AT_LEAST_0,
         commands=EITHER,
+        resume="free",
     )
     rollout_num_gpus_per_engine: int = option(
-        1, "Devices of one engine, which it uses as tensor parallel ranks.", bounds=AT_LEAST_1, commands=EITHER
+        1,
+        "Devices of one engine, which it uses as tensor parallel ranks.",
+        bounds=AT_LEAST_1,
+        commands=EITHER,
+        resume="free",
     )
-    colocate: bool = option(False, "Trainer and engines take turns on the same devices.", commands=EITHER)
+    colocate: bool = option(
+        False, "Trainer and engines take turns on the same devices.", commands=EITHER, resume="free"
+    )

@@ -1,12 +1,11 @@
 """Where prompts come from, and how a row becomes a prompt."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from slime_cli.options.declare import option
+from slime_cli.options.declare import group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("data")
 class Data:
     """Where prompts come from, and how a row becomes a prompt."""
 
@@ -23,5 +22,5 @@ class Data:
         "allowed as control tokens.",
     )
     on_bad_row: Literal["fail", "skip"] = option(
-        "fail", "Whether a row that cannot be used ends the run or is counted and passed over."
+        "fail", "Whether a row that cannot be used ends the run or is counted and passed over.", resume="free"
     )

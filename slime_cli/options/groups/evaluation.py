@@ -1,24 +1,35 @@
 """When and on what the policy is evaluated."""
 
-from dataclasses import dataclass
-
-from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, Bounds, option
+from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, POLICY, Bounds, given, group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("eval", needs=POLICY)
 class Evaluation:
     """When and on what the policy is evaluated."""
 
-    eval_interval: int | None = option(None, "Rollout steps between two evaluations.", bounds=AT_LEAST_1)
+    eval_interval: int | None = option(None, "Rollout steps between two evaluations.", bounds=AT_LEAST_1, resume="free")
     eval_prompt_data: list[str] | None = option(None, "Evaluation sets: NAME PATH, and so on in pairs.")
-    n_samples_per_eval_prompt: int = option(1, "Answers for each evaluation prompt.", bounds=AT_LEAST_1)
+    n_samples_per_eval_prompt: int = option(
+        1, "Answers for each evaluation prompt.", bounds=AT_LEAST_1, needs=given("eval_prompt_data")
+    )
     eval_temperature: float | None = option(
-        None, "Temperature in evaluation; --rollout-temperature.", bounds=AT_LEAST_0
+        None, "Temperature in evaluation; --rollout-temperature.", bounds=AT_LEAST_0, needs=given("eval_prompt_data")
     )
-    eval_top_p: float | None = option(None, "Nucleus mass in evaluation; --rollout-top-p.", bounds=Bounds(gt=0, le=1))
+    eval_top_p: float | None = option(
+        None, "Nucleus mass in evaluation; --rollout-top-p.", bounds=Bounds(gt=0, le=1), needs=given("eval_prompt_data")
+    )
     eval_max_response_len: int | None = option(
-        None, "Answer length in evaluation; --rollout-max-response-len.", bounds=AT_LEAST_1
+        None,
+        "Answer length in evaluation; --rollout-max-response-len.",
+        bounds=AT_LEAST_1,
+        needs=given("eval_prompt_data"),
     )
-    eval_input_key: str | None = option(None, "Prompt field of evaluation rows; --input-key.")
-    eval_label_key: str | None = option(None, "Answer field of evaluation rows; --label-key.")
-    skip_eval_before_train: bool = option(False, "Do not evaluate before the first step.")
+    eval_input_key: str | None = option(
+        None, "Prompt field of evaluation rows; --input-key.", needs=given("eval_prompt_data")
+    )
+    eval_label_key: str | None = option(
+        None, "Answer field of evaluation rows; --label-key.", needs=given("eval_prompt_data")
+    )
+    skip_eval_before_train: bool = option(
+        False, "Do not evaluate before the first step.", needs=given("eval_prompt_data"), resume="free"
+    )

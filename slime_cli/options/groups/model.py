@@ -1,12 +1,11 @@
 """Where weights come from and where they are kept."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, option
+from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, given, group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("model")
 class Model:
     """Where weights come from and where they are kept."""
 
@@ -18,7 +17,7 @@ class Model:
         None,
         "Step of the checkpoint in --load to start from; the newest whole one when not given.",
         bounds=AT_LEAST_0,
-        needs=("load",),
+        needs=given("load"),
     )
     on_damaged_checkpoint: Literal["fail", "rollback"] = option(
         "fail",
@@ -29,12 +28,16 @@ class Model:
     save: str | None = option(
         None, "Folder for the trainer's checkpoints; in it, one for each stage where there are several."
     )
-    save_interval: int | None = option(None, "Rollout steps between two checkpoints.", bounds=AT_LEAST_1)
+    save_interval: int | None = option(None, "Rollout steps between two checkpoints.", bounds=AT_LEAST_1, resume="free")
     keep_checkpoints: int = option(
-        2, "Checkpoints to keep, the newest; the one that became the reference stays besides.", bounds=AT_LEAST_1
+        2,
+        "Checkpoints to keep, the newest; the one that became the reference stays besides.",
+        bounds=AT_LEAST_1,
+        resume="free",
     )
     save_hf: str | None = option(
         None,
         "Folder for Hugging Face exports, {rollout_id} in it becomes the rollout's number; in it, one for "
         "each stage where there are several.",
+        resume="free",
     )

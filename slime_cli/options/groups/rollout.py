@@ -1,24 +1,24 @@
 """How many rollouts there are, and how their answers are generated."""
 
-from dataclasses import dataclass
-
-from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, PORT, Bounds, option
+from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, POLICY, PORT, Bounds, group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("rollout")
 class Rollout:
     """How many rollouts there are, and how their answers are generated."""
 
-    num_rollout: int | None = option(None, "Rollout steps to run.", bounds=AT_LEAST_1)
-    num_epoch: int | None = option(None, "Passes over the prompts, when --num-rollout is not given.", bounds=AT_LEAST_1)
+    num_rollout: int | None = option(None, "Rollout steps to run.", bounds=AT_LEAST_1, resume="free")
+    num_epoch: int | None = option(
+        None, "Passes over the prompts, when --num-rollout is not given.", bounds=AT_LEAST_1, resume="free"
+    )
     rollout_batch_size: int | None = option(None, "Prompts in one rollout step.", bounds=AT_LEAST_1)
     n_samples_per_prompt: int = option(1, "Answers generated for each prompt: the group.", bounds=AT_LEAST_1)
-    rollout_temperature: float = option(1.0, "Sampling temperature; log-probabilities are scaled alike.")
+    rollout_temperature: float = option(1.0, "Sampling temperature; log-probabilities are scaled alike.", needs=POLICY)
     rollout_top_p: float = option(
-        1.0, "Nucleus sampling mass; 1 samples from the whole distribution.", bounds=Bounds(gt=0, le=1)
+        1.0, "Nucleus sampling mass; 1 samples from the whole distribution.", bounds=Bounds(gt=0, le=1), needs=POLICY
     )
     rollout_top_k: int = option(
-        -1, "Sample among so many most likely tokens; -1 for all.", bounds=Bounds(ge=1, also=(-1,))
+        -1, "Sample among so many most likely tokens; -1 for all.", bounds=Bounds(ge=1, also=(-1,)), needs=POLICY
     )
     rollout_max_response_len: int | None = option(None, "Tokens after which an answer is cut.", bounds=AT_LEAST_1)
     rollout_max_prompt_len: int | None = option(
@@ -32,7 +32,11 @@ class Rollout:
     )
     rollout_skip_special_tokens: bool = option(False, "Leave special tokens out of the decoded answer.")
     over_sampling_batch_size: int | None = option(
-        None, "Prompts to draw whenever too few groups are left; --rollout-batch-size.", bounds=AT_LEAST_1
+        None,
+        "Prompts to draw whenever too few groups are left; --rollout-batch-size.",
+        bounds=AT_LEAST_1,
+        needs=POLICY,
+        resume="free",
     )
     max_groups_without_progress: int = option(
         128,
@@ -41,11 +45,15 @@ class Rollout:
         bounds=AT_LEAST_1,
         resume="free",
     )
-    dynamic_sampling_filter_path: str | None = option(None, "Function that decides whether a finished group is kept.")
-    custom_generate_function_path: str | None = option(
-        None, "Function that generates a sample, or the list that it fans out into: turns, tools, agents."
+    dynamic_sampling_filter_path: str | None = option(
+        None, "Function that decides whether a finished group is kept.", needs=POLICY
     )
-    sglang_server_concurrency: int = option(512, "Requests in flight for each engine.", bounds=AT_LEAST_1)
+    custom_generate_function_path: str | None = option(
+        None, "Function that generates a sample, or the list that it fans out into: turns, tools, agents.", needs=POLICY
+    )
+    sglang_server_concurrency: int = option(
+        512, "Requests in flight for each engine.", bounds=AT_LEAST_1, resume="free"
+    )
     sglang_router_ip: str = option("127.0.0.1", "Address that the router listens on.", commands=EITHER, resume="free")
     sglang_router_port: int | None = option(
         None,

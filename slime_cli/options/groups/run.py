@@ -1,12 +1,11 @@
 """What a run writes, and what a resume does."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from slime_cli.options.declare import AT_LEAST_1, EITHER, option
+from slime_cli.options.declare import AT_LEAST_1, EITHER, group, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("run")
 class Run:
     """What a run writes, and what a resume does."""
 
@@ -15,7 +14,7 @@ class Run:
     )
     trace: Literal["on", "off"] = option("on", "Whether spans are recorded.", resume="free")
     keep_rollouts: int | None = option(
-        None, "Rollout folders to keep, the newest; all when not given.", bounds=AT_LEAST_1
+        None, "Rollout folders to keep, the newest; all when not given.", bounds=AT_LEAST_1, resume="free"
     )
     drop_rollouts: list[int] | None = option(
         None,

@@ -1,12 +1,11 @@
 """When the next rollout is generated, and when its weights are sent: beside training or after it."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from slime_cli.options.declare import AT_LEAST_0, option
+from slime_cli.options.declare import AT_LEAST_0, given, group, having, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("schedule")
 class Schedule:
     """How generation and training share the time."""
 
@@ -25,10 +24,11 @@ class Schedule:
         "drain",
         "What becomes of requests under way when new weights arrive: they are finished first, paused and continued "
         "with the new weights, or aborted and continued later.",
+        needs=having("schedule", "one-step-off", "async"),
     )
     partial_rollout: bool = option(
         False, "End a rollout once its groups are there; unfinished answers are kept and continued in a later one."
     )
     mask_offpolicy_in_partial_rollout: bool = option(
-        False, "Do not train on the tokens that earlier weights wrote.", needs=("partial_rollout",)
+        False, "Do not train on the tokens that earlier weights wrote.", needs=given("partial_rollout")
     )
