@@ -104,7 +104,15 @@ class TrainBatch:
                 else flat([np.diff(s.rollout_top_p_token_offsets) for s in samples], np.int64)
             ),
             routed_experts_TLK=_routed_experts(samples),
+            versions_R=_versions(samples),
         )
+
+
+def _versions(samples: list[Sample]) -> np.ndarray | None:
+    if not any(s.spans or s.weight_versions or s.rollout_log_probs is not None for s in samples):
+        return None
+    runs = [run for sample in samples for run in sample.step_spans]
+    return np.repeat(np.array([step for _, step in runs], np.int32), [length for length, _ in runs])
 
 
 def _reward(sample: Sample, key: str | None) -> float:
@@ -162,6 +170,7 @@ def to_parquet(samples: list[Sample]) -> bytes:
     for row in rows:
         for name in ("reward", "metadata", "prompt"):
             row[name] = json.dumps(row[name])
+        row["spans"] = [span._asdict() for span in row["spans"]]
     schema = pa.schema(
         [
             ("index", pa.int64()),
@@ -179,6 +188,7 @@ def to_parquet(samples: list[Sample]) -> bytes:
             ("rollout_log_probs", pa.list_(pa.float32())),
             ("teacher_log_probs", pa.list_(pa.float32())),
             ("weight_versions", pa.list_(pa.string())),
+            ("spans", pa.list_(pa.struct([("length", pa.int32()), ("version", pa.string())]))),
             ("rollout_top_p_token_ids", pa.list_(pa.int32())),
             ("rollout_top_p_token_offsets", pa.list_(pa.int32())),
             ("remove_sample", pa.bool_()),
@@ -193,13 +203,14 @@ def to_parquet(samples: list[Sample]) -> bytes:
 
 
 def read_parquet(path: str | os.PathLike) -> list[Sample]:
-    """Inverse of :func:`to_parquet`; files older than ``part`` have no siblings."""
+    """Inverse of :func:`to_parquet`; older files have no ``part`` (no siblings) or no ``spans`` (not known)."""
     import pyarrow.parquet as pq
 
     samples = []
     for row in pq.read_table(path).to_pylist():
         for name in ("reward", "metadata", "prompt"):
             row[name] = json.loads(row[name])
+        row["spans"] = [span.values() for span in row.get("spans") or ()]
         samples.append(Sample.from_dict(row))
     return samples
 

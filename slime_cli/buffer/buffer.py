@@ -5,30 +5,16 @@ own order), so a resumed run deals on where the cursor stands. Groups that an ea
 """
 
 import collections
-import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from slime_cli.buffer.journal import Journal
-from slime_cli.buffer.types import PromptRow, RowError, Sample
+from slime_cli.buffer.types import Group, PromptRow, RowError, Sample
 from slime_cli.errors import DataError
 
 KIND = "skipped:"
 """Before a kind of unusable row, in the cursor."""
-
-
-@dataclasses.dataclass
-class Group:
-    """One prompt occurrence under way."""
-
-    index: int
-    row: PromptRow
-    rendered: Any
-    finished: list[Sample]
-    """With siblings where an execution fanned out."""
-    pending: list[Sample]
 
 
 class DataBuffer:

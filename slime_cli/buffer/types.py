@@ -1,20 +1,21 @@
-"""What travels between the stages: prompts and samples. Torch-free; imported by every stage.
+"""What travels between the stages: prompts, samples and groups. Torch-free; imported by every stage.
 
-Field names are the ones that hooks of slime scripts read and write. A sample belongs to one group (all samples of one
-prompt occurrence). The unit of accounting is the execution: one generation for one leased sample, whose ``index`` is
-unique in
-a run and is the journal's key. It ends in one sample, or fans out into several siblings that share ``index`` and
-``group_index``; they are kept, trained and dropped together.
+Field names are the ones that hooks of slime scripts read and write. A group is what one dealt prompt is answered with.
+The unit of accounting is the trajectory: one generation for one place in a group, whose ``index`` is unique in a run and
+is the journal's key. It ends in one sample, or fans out into several siblings that share ``index`` and ``group_index``;
+they are kept, trained and dropped together. A sample's response consists of spans: consecutive tokens that one weight
+version wrote.
 """
 
 import dataclasses
 import enum
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from slime_cli.buffer.values import unstorable
 from slime_cli.errors import DataError
+from slime_cli.manifests.layout import step_of
 
 
 class Status(str, enum.Enum):
@@ -69,6 +70,14 @@ class RowError(DataError):
         self.kind = kind
 
 
+class Span(NamedTuple):
+    """Consecutive response tokens that one weight version wrote."""
+
+    length: int
+    version: str | None
+    """``v000012``; None: no engine wrote them (a tool's answer, a user's text)."""
+
+
 PER_TOKEN = ("loss_mask", "rollout_log_probs", "teacher_log_probs")
 """Fields of a sample with one entry for each response token, or None."""
 MAX_LOG_PROB = 1e-3
@@ -84,7 +93,7 @@ class Sample:
     """
 
     index: int
-    """The execution's: unique in the run, the journal's key; siblings share it."""
+    """The trajectory's: unique in the run, the journal's key; siblings share it."""
     group_index: int
     """Samples of one prompt occurrence share it."""
     prompt: str | list[dict[str, Any]] = ""
@@ -98,8 +107,7 @@ class Sample:
     """1 where the token is trained; None means all ones."""
     rollout_log_probs: list[float] | None = None
     """The engine's log-probability of each response token (natural log, after temperature), among the tokens that
-    sampling had
-    left where ``rollout_top_p_token_ids`` names them."""
+    sampling had left where ``rollout_top_p_token_ids`` names them."""
     teacher_log_probs: list[float] | None = None
     """A teacher endpoint's log-probability of each response token (on-policy distillation; at temperature 1)."""
     rollout_top_p_token_ids: list[int] | None = None
@@ -113,9 +121,11 @@ class Sample:
     """[layers, K] of the former."""
     weight_versions: list[str] = dataclasses.field(default_factory=list)
     """One per engine call that produced tokens of this sample."""
+    spans: list[Span] = dataclasses.field(default_factory=list)
+    """Which version wrote which response tokens, in order, over the whole response; empty: not known."""
     rollout_id: int | None = None
     part: int = 0
-    """Tells siblings apart: their place in what one execution fanned out into."""
+    """Tells siblings apart: their place in what one trajectory fanned out into."""
     remove_sample: bool = False
     """Keeps its place in the group's statistics but is masked out of the loss."""
     status: Status = Status.PENDING
@@ -137,10 +147,61 @@ class Sample:
         """Whether any token is."""
         return not self.remove_sample and self.response_length > 0 and (self.loss_mask is None or any(self.loss_mask))
 
+    def append(
+        self,
+        tokens: list[int],
+        *,
+        log_probs: list[float] | None,
+        version: str | None,
+        trained: bool,
+        text: str = "",
+    ) -> None:
+        """Appends ``tokens`` to the response, and ``text`` to its text; the other lists stay in step.
+
+        ``log_probs``: one for each token, as the engine gave them; None, where no engine wrote the tokens, stands for
+        0.0. ``version``: of the weights that wrote them, None where none did. Raises ValueError when the numbers of
+        tokens and log-probabilities differ, or when tokens without log-probabilities are to be ``trained``.
+        """
+        if log_probs is None and trained and tokens:
+            raise ValueError(
+                f"sample {self.index}: {len(tokens)} tokens to train come without log-probabilities; give those that"
+                " they were sampled with, or trained=False"
+            )
+        if log_probs is not None and len(log_probs) != len(tokens):
+            raise ValueError(f"sample {self.index}: {len(log_probs)} log-probabilities for {len(tokens)} tokens")
+        before = self.response_length
+        if tokens and (self.spans or not before):  # what is not known of the beginning is not known of the whole
+            self.spans = merged([*self.spans, Span(len(tokens), version)])
+        self.tokens = [*self.tokens, *tokens]
+        self.response += text
+        self.response_length = before + len(tokens)
+        given = [0.0] * len(tokens) if log_probs is None else log_probs
+        self.rollout_log_probs = [*(self.rollout_log_probs or [0.0] * before), *given]
+        self.loss_mask = [*([1] * before if self.loss_mask is None else self.loss_mask), *[int(trained)] * len(tokens)]
+
+    @property
+    def oldest_step(self) -> int | None:
+        """The step of the oldest version that wrote any of it; None when none is known."""
+        named = [span.version for span in self.spans] if self.spans else self.weight_versions
+        return min((step for step in map(step_of, named) if step is not None), default=None)
+
+    @property
+    def step_spans(self) -> list[tuple[int, int]]:
+        """(length, step of the version that wrote them) over the response; -1 where none did, or it is not known.
+
+        Where only ``weight_versions`` says something, and all of it the same, it says so of every token.
+        """
+        spans = self.spans
+        if not spans and self.response_length:
+            versions = {*self.weight_versions}
+            spans = [Span(self.response_length, versions.pop() if len(versions) == 1 else None)]
+        steps = [(length, step_of(version)) for length, version in spans]
+        return [(length, -1 if step is None else step) for length, step in steps]
+
     def check(self, rows: int | None = None) -> None:
         """Raises ValueError for what can't be stored or trained: ids beyond the ``rows`` of the embedding, per-token
-        lists that do
-        not fit ``response_length``, numbers that are not finite where a token is trained, values that are not plain."""
+        lists and
+        spans that do not fit ``response_length``, numbers that are not finite where a token is trained, values that are not plain."""
         if not isinstance(self.tokens, list):
             raise ValueError(f"sample {self.index}: tokens is {type(self.tokens).__name__}, not a list of ids")
         if not isinstance(self.response_length, int) or not 0 <= self.response_length <= len(self.tokens):
@@ -159,6 +220,7 @@ class Sample:
                 raise ValueError(
                     f"sample {self.index}: {name} has {len(values)} entries for {self.response_length} response tokens"
                 )
+        self._check_spans()
         strange = {*(self.loss_mask or ())} - {0, 1}
         if strange:
             raise ValueError(f"sample {self.index}: loss_mask holds {strange.pop()!r}, not only 0 and 1")
@@ -196,6 +258,17 @@ class Sample:
             raise ValueError(
                 f"sample {self.index}: rollout_routed_experts has {len(routes)} bytes for {len(self.tokens)} tokens of"
                 f" {shape}"
+            )
+
+    def _check_spans(self) -> None:
+        for span in self.spans:
+            fits = isinstance(span, Span) and type(span.length) is int and span.length > 0
+            if not fits or not isinstance(span.version, str | None):
+                raise ValueError(f"sample {self.index}: spans holds {span!r}, no Span of a length and a version")
+        if self.spans and (covered := sum(span.length for span in self.spans)) != self.response_length:
+            raise ValueError(
+                f"sample {self.index}: spans cover {covered} tokens of {self.response_length}; Sample.append keeps them"
+                " in step, and an empty list says that the versions are not known"
             )
 
     def _check_stored(self) -> None:
@@ -242,11 +315,54 @@ class Sample:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Sample":
         """Inverse of :meth:`to_dict`; unknown keys raise TypeError."""
-        return cls(**{**values, "status": Status(values["status"])})
+        spans = [Span(*span) for span in values.get("spans") or ()]
+        return cls(**{**values, "status": Status(values["status"]), "spans": spans})
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The same with neighbours of one version as one."""
+    found: list[Span] = []
+    for span in spans:
+        if found and found[-1].version == span.version:
+            found[-1] = Span(found[-1].length + span.length, span.version)
+        elif span.length:
+            found.append(span)
+    return found
+
+
+@dataclasses.dataclass
+class Group:
+    """One dealt prompt under way: the trajectories that answer it."""
+
+    index: int
+    row: PromptRow
+    rendered: Any
+    """What generation needs of the prompt, as the render function of the phase made it."""
+    finished: list[Sample]
+    """Rewarded; with siblings where a trajectory fanned out."""
+    pending: list[Sample]
+    """One for each trajectory that is to be finished: empty, partial (ABORTED, its response is to be continued), or
+    whole (COMPLETED, TRUNCATED) and only without its reward."""
+    partial: dict[int, list[Sample]] = dataclasses.field(default_factory=dict)
+    """Siblings by the index of a pending trajectory that had fanned out already, and lack only their rewards."""
+    leased_at: int | None = None
+    """The version, in rollouts trained, at which its oldest tokens can have been written: the staleness gate counts
+    from it. None: it is to be dealt, and has no token."""
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All that it holds: finished, and pending ones as far as they are there."""
+        fanned_out = [sample for siblings in self.partial.values() for sample in siblings]
+        return [*self.finished, *(s for s in self.pending if s.index not in self.partial), *fanned_out]
+
+    @property
+    def oldest_step(self) -> int | None:
+        """The step of the oldest version that wrote any of its tokens; None when none is known."""
+        return min((step for s in self.samples if (step := s.oldest_step) is not None), default=None)
 
 
 def executions(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
-    """Siblings by their execution's index, both in order."""
+    """Siblings by their trajectory's index, both in order."""
     found: dict[int, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample.index, []).append(sample)

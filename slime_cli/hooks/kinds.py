@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from slime_cli import processes
-from slime_cli.buffer.types import PER_TOKEN, Sample, Status
+from slime_cli.buffer.types import PER_TOKEN, Sample, Span, Status
 from slime_cli.buffer.values import NotPlain, plain
 from slime_cli.errors import SlimeError, UsageError
 from slime_cli.hooks import files as hook_files
@@ -79,10 +79,12 @@ def plain_fields(sample: Sample) -> dict[str, Any]:
     if out["loss_mask"] is not None:
         out["loss_mask"] = [int(value) if value in (0, 1) else value for value in out["loss_mask"]]
     versions = [str(version) for version in sample.weight_versions]
+    spans = [Span(_number(length), version if version is None else str(version)) for length, version in sample.spans]
     return out | {
         "remove_sample": bool(sample.remove_sample),
         "status": Status(sample.status),
         "weight_versions": versions,
+        "spans": spans,
         "response_length": _number(sample.response_length),
         **{name: _plain(sample, name) for name in ("metadata", "response", "label", "prompt")},
     }
