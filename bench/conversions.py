@@ -21,9 +21,13 @@ import sys
 import tempfile
 import time
 import traceback
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from slime_cli.errors import EngineError, SlimeError
+
+if TYPE_CHECKING:
+    import torch
 
 LAYOUTS = {
     "single": {},
@@ -36,7 +40,7 @@ LENGTHS = [5, 1, 17, 9, 3, 13]
 """Of the sequences whose logits are compared, in one pack; together a multiple of every tensor parallel size."""
 TIMEOUT = 300.0
 
-DENSE = dict(
+DENSE: dict[str, Any] = dict(
     vocab_size=96,
     hidden_size=32,
     intermediate_size=64,
@@ -172,14 +176,14 @@ def _add_further(folder: pathlib.Path, name: str) -> None:
     save_file(load_file(path) | {name: torch.randn(DENSE["hidden_size"])}, path, metadata={"format": "pt"})
 
 
-def sequences() -> list:
+def sequences() -> "list[torch.Tensor]":
     import torch
 
     generator = torch.Generator().manual_seed(3)
     return [torch.randint(0, DENSE["vocab_size"], (length,), generator=generator) for length in LENGTHS]
 
 
-def loss_weights_TV():
+def loss_weights_TV() -> "torch.Tensor":
     """The loss whose gradient is compared is the logits' sum with these weights."""
     import torch
 
@@ -204,7 +208,7 @@ def exact(before: pathlib.Path, after: pathlib.Path) -> str | None:
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
 
-def compare(job, args, model, bridge, say) -> None:
+def compare(job: dict[str, Any], args: Any, model: list[Any], bridge: Any, say: Any) -> None:
     """A rank's work: writes its largest differences from transformers to ``job["result"]`` with its rank and what is
     compared."""
     import types
@@ -226,8 +230,8 @@ def compare(job, args, model, bridge, say) -> None:
     tokens_T = torch.cat(sequences())
     want = torch.load(pathlib.Path(job["hf"]) / "expected.pt")
 
-    def step(iterator, model):
-        def last(output, non_loss_data=False):
+    def step(iterator: Iterator[Any], model: Any) -> tuple[Any, Callable[..., Any]]:
+        def last(output: torch.Tensor, non_loss_data: bool = False) -> tuple[torch.Tensor, dict[str, Any]]:
             logits_TV = gather_from_tensor_model_parallel_region(output.squeeze(0))
             result("logits", logits_TV.detach(), want["logits_TV"])
             return (logits_TV * loss_weights_TV()).sum(), {}
@@ -253,7 +257,7 @@ def compare(job, args, model, bridge, say) -> None:
         result("grad", grad_VH / want["grad_VH"].abs().max(), rows / want["grad_VH"].abs().max())
 
 
-def run(job: dict[str, Any], say) -> None:
+def run(job: dict[str, Any], say: Any) -> None:
     """Carries out a job in forks of this process, one a rank. Raises EngineError with the traceback of the rank that
     failed first."""
     from slime_cli.addresses import free_port
@@ -368,7 +372,9 @@ def case(family: str, layout: str, model: pathlib.Path, scratch: pathlib.Path) -
     return out
 
 
-def cases(families: list[str], layouts: list[str], report=lambda line: None) -> list[dict[str, Any]]:
+def cases(
+    families: list[str], layouts: list[str], report: Callable[[dict[str, Any]], None] = lambda line: None
+) -> list[dict[str, Any]]:
     """All cases of these families and layouts, each reported when it is done. Imports Megatron into this process."""
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
     from slime_cli.hardware import device as hardware

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import types
+from typing import Any
 
 ROWS = 4096
 HIDDEN = 256
@@ -64,7 +65,7 @@ def main(vocabulary: int) -> None:
     )
 
 
-def highest(profile, kind: str) -> int:
+def highest(profile: Any, kind: str) -> int:
     """The most bytes that lived at once, from the profile's allocations and frees in order."""
     live = top = 0
     for event in profile.profiler.kineto_results.events():

@@ -4,13 +4,17 @@ import asyncio
 import pathlib
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 
 from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.journal import Journal
+from slime_cli.buffer.sources.base import PromptSource
 from slime_cli.buffer.sources.open import open_source
-from slime_cli.options.resolve import args_namespace, resolve
+from slime_cli.manifests import Endpoint
+from slime_cli.options.resolve import Resolved, args_namespace, resolve
 from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.chat import Renderer, RenderOptions
 from slime_cli.rollout.client import RouterClient
@@ -24,7 +28,7 @@ TOKENS = 64
 URI = "reasoning-gym:basic_arithmetic?size=5000"
 
 
-def ratio(model: str, folder: pathlib.Path, say) -> dict[str, float]:
+def ratio(model: str, folder: pathlib.Path, say: Callable[[str], None]) -> dict[str, float]:
     """Tokens a second of both ways, in turns; the ratio of the medians."""
     options = resolve(
         f"--hf-checkpoint {model} --prompt-data {URI} --rollout-batch-size {PROMPTS} --n-samples-per-prompt 4"
@@ -39,7 +43,7 @@ def ratio(model: str, folder: pathlib.Path, say) -> dict[str, float]:
         fleet.stop()
 
 
-async def _measure(options, endpoint, model: str, folder: pathlib.Path) -> dict[str, float]:
+async def _measure(options: Resolved, endpoint: Endpoint, model: str, folder: pathlib.Path) -> dict[str, float]:
     args = args_namespace(options)
     renderer = Renderer(model, RenderOptions(apply_chat_template=True))
     source = open_source(URI)
@@ -63,7 +67,7 @@ async def _measure(options, endpoint, model: str, folder: pathlib.Path) -> dict[
     return {"ratio": stage / direct, "stage": stage, "direct": direct}
 
 
-async def _direct(url: str, params: dict, renderer: Renderer, source, round_: int) -> float:
+async def _direct(url: str, params: dict[str, Any], renderer: Renderer, source: PromptSource, round_: int) -> float:
     """Other prompts of the same kind, straight to the engine, nothing checked or kept."""
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=512), timeout=aiohttp.ClientTimeout(total=None)

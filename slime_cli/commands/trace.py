@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class _SummaryByDefault(TyperGroup):
     """``slime trace RUN`` means ``slime trace summary RUN``."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             args = ["summary", *args]
         return super().parse_args(ctx, args)

@@ -23,7 +23,7 @@ _TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
 
 def profile_engines(
     endpoint: Endpoint,
-    out_dir: str | os.PathLike,
+    out_dir: str | os.PathLike[str],
     num_steps: int = 8,
     *,
     cuda: bool | None = None,

@@ -1,5 +1,6 @@
 """``slime trace ledger`` and ``slime trace why``: each sample dispatched is trained, dropped or in flight."""
 
+import collections
 import dataclasses
 import os
 import time
@@ -24,15 +25,21 @@ def ledgers(run_dir: str | os.PathLike[str]) -> dict[str, Ledger]:
 
 def total(parts: dict[str, Ledger]) -> Ledger:
     """The ledger of the whole run. It balances only if every phase does; see :func:`balanced`."""
-    sums: dict[str, int] = {}
-    maps: dict[str, dict[str, int]] = {"dropped": {}, "in_flight": {}}
-    for ledger in parts.values():
-        for field in ("dispatched", "trained", "trained_twice", "committed"):
-            sums[field] = sums.get(field, 0) + getattr(ledger, field)
-        for field, counts in maps.items():
-            for key, count in getattr(ledger, field).items():
-                counts[key] = counts.get(key, 0) + count
-    return Ledger(**sums, **maps, rollbacks=tuple(r for ledger in parts.values() for r in ledger.rollbacks))
+    ledgers = parts.values()
+    dropped: collections.Counter[str] = collections.Counter()
+    in_flight: collections.Counter[str] = collections.Counter()
+    for ledger in ledgers:
+        dropped.update(ledger.dropped)
+        in_flight.update(ledger.in_flight)
+    return Ledger(
+        dispatched=sum(ledger.dispatched for ledger in ledgers),
+        trained=sum(ledger.trained for ledger in ledgers),
+        dropped=dict(dropped),
+        in_flight=dict(in_flight),
+        trained_twice=sum(ledger.trained_twice for ledger in ledgers),
+        committed=sum(ledger.committed for ledger in ledgers),
+        rollbacks=tuple(rollback for ledger in ledgers for rollback in ledger.rollbacks),
+    )
 
 
 def balanced(parts: dict[str, Ledger]) -> bool:

@@ -155,19 +155,20 @@ class Tracer:
 class _Open:
     """A span that has begun. Written by hand, for a generator would double what a span costs."""
 
-    __slots__ = ("about", "args", "id", "name", "parent", "start", "token", "tracer", "within")
+    __slots__ = ("args", "id", "name", "parent", "start", "token", "tracer", "within")
 
     def __init__(self, tracer: Tracer, name: str, args: dict[str, Any], *about: Any) -> None:
         self.tracer = tracer
         self.name = name
         self.args = args
-        self.about = about
+        self.id = next(tracer._ids)
+        outer = _WITHIN.get()
+        self.parent = outer.span
+        self.within = _inside(outer, self.id, *about)
+        self.token: contextvars.Token[_Within] | None = None
+        self.start = 0.0
 
     def __enter__(self) -> dict[str, Any]:
-        outer = _WITHIN.get()
-        self.id = next(self.tracer._ids)
-        self.parent = outer.span
-        self.within = _inside(outer, self.id, *self.about)
         self.token = _WITHIN.set(self.within)
         self.start = time.perf_counter()
         return self.args
@@ -176,7 +177,8 @@ class _Open:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         dur = time.perf_counter() - self.start
-        _leave(self.token)
+        if self.token is not None:
+            _leave(self.token)
         if kind is not None:
             self.args["error"] = kind.__name__
         tracer = self.tracer
