@@ -67,3 +67,23 @@ class ScriptedEngine(http.server.ThreadingHTTPServer):
             "created": 0.0,
         }
         return manifests.Endpoint(**given | fields)
+
+
+class LoadingEngine(ScriptedEngine):
+    """Answers as an engine that loads versions from disk: it reports the name and the sums of the last one."""
+
+    def __init__(self, model: pathlib.Path | str = "model", **server_info):
+        super().__init__(model, **server_info)
+        self.answers["/update_weights_from_disk"] = self._load
+        self.answers["/weights_checker"] = {"ranks": [{"checksums": {}}]}
+
+    def _load(self, body):
+        version = manifests.read(pathlib.Path(body["model_path"]) / "manifest.json", manifests.Weights)
+        sums = {name: tensor.checksum for name, tensor in version.tensors.items()}
+        self.answers["/weights_checker"] = {"ranks": [{"checksums": sums}]}
+        self.answers["/model_info"] = self.answers["/model_info"] | {"weight_version": body["weight_version"]}
+        return {"success": True}
+
+    @property
+    def version(self) -> str:
+        return self.answers["/model_info"]["weight_version"]

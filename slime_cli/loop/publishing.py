@@ -1,37 +1,184 @@
-"""When the engines of a stage get the trainer's weights, and whose weights they held when a commit was made.
+"""When engines get the trainer's weights, how, and which version each of them holds.
 
-It follows from the options and the journal's commits, so that a resume comes to the answer that the attempt before it
-had;
-the conductor (:mod:`slime_cli.loop.phase`) acts on it. ``s``: slime's options by dest; ``total``: rollouts of the stage.
+:class:`Timetable` says when. It follows from the options and the journal's commits alone, so that a resume comes to the
+answer that the attempt before it had. :class:`Publisher` does it through a transport, and is the only one that knows what
+an engine holds. Its methods block; the loop (:mod:`slime_cli.loop.phase`) calls them through a thread, one at a time.
 """
 
+import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-from slime_cli.buffer.records import Commit
-from slime_cli.loop.saving import Step
+from slime_cli.manifests import layout
+from slime_cli.manifests.proof import Proof
 from slime_cli.options.groups import SlimeOptions
-from slime_cli.weights import publish
+from slime_cli.weights import verification
+from slime_cli.weights.transport import Learner, Transport, Version
+
+
+class Committed(Protocol):
+    """A commit of the journal, or one that is being saved."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def rollout_id(self) -> int: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Timetable:
+    """What follows on which rollout of a phase."""
+
+    total: int
+    """Rollouts of the phase."""
+    interval: int = 1
+    """``--update-weights-interval``."""
+    evaluation_interval: int | None = None
+    """``--eval-interval``."""
+
+    @classmethod
+    def of(cls, s: SlimeOptions, total: int) -> "Timetable":
+        return cls(total, s.update_weights_interval, s.eval_interval)
+
+    def evaluated(self, rollout_id: int) -> bool:
+        """There is an evaluation after this rollout."""
+        return bool(self.evaluation_interval) and (rollout_id + 1) % (self.evaluation_interval or 1) == 0
+
+    def due(self, rollout_id: int) -> bool:
+        """Engines get the weights after this rollout: every interval, before an evaluation, and at the end."""
+        done = rollout_id + 1
+        return done % self.interval == 0 or self.evaluated(rollout_id) or done == self.total
+
+    def step_held(self, commits: Sequence[Committed]) -> int:
+        """The step whose weights generate what comes after the last of ``commits`` (by step): its own, or an earlier
+        one's. 0: those that the phase began with."""
+        return next((commit.step for commit in reversed(commits) if self.due(commit.rollout_id)), 0)
+
+
+class Publisher:
+    """Brings versions into the engines of one phase.
+
+    ``engines`` gives the URLs of those that are alive, ``commits`` those of the journal, ``under_way`` what the next one
+    will add. ``keep_old_actor``: the learner keeps the weights that it publishes, as those that the engines sample from.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        learner: Learner,
+        engines: Callable[[], list[str]],
+        timetable: Timetable,
+        commits: Callable[[], Sequence[Committed]],
+        under_way: Callable[[], Sequence[Committed]] = lambda: (),
+        *,
+        keep_old_actor: bool = False,
+        span: Callable[..., AbstractContextManager[Any]],
+        say: Callable[[str], None],
+    ):
+        self.transport = transport
+        self.learner = learner
+        self.engines = engines
+        self.timetable = timetable
+        self.commits = commits
+        self.under_way = under_way
+        self.keep_old_actor = keep_old_actor
+        self.span = span
+        self.say = say
+        self.proofs: list[Proof] = []
+        """Of the version that the engines hold, one an engine."""
+        self._holds: dict[str, str] = {}
+        """Engine -> the version that it was sent last."""
+        self.held: str | None = None
+        """The version that all engines hold; None before the first."""
+
+    @property
+    def held_step(self) -> int:
+        """The optimizer step of :attr:`held`."""
+        return layout.step_of(self.held) or 0
+
+    def due(self, rollout_id: int) -> bool:
+        return self.timetable.due(rollout_id)
+
+    # -- the trainer's present weights ----------------------------------------------------------------------------------
+
+    def publish(self, step: int, *, flush: bool = True) -> list[Proof]:
+        """The weights after optimizer step ``step``, which the learner has now, into every engine, proven."""
+        return self.send(self.write(step), flush=flush)
+
+    def write(self, step: int) -> Version:
+        """The first half of :meth:`publish`, during which engines may generate."""
+        with self.span("publish"):
+            version = self.transport.write(self.learner, step)
+            if self.keep_old_actor:
+                self.learner.keep("old_actor")
+        return version
+
+    def send(self, version: Version, *, flush: bool = True) -> list[Proof]:
+        """The second half. Engines that are paused with requests in them get their weights with ``flush=False``."""
+        urls = self.engines()
+        verification.unchanged({url: self._holds[url] for url in urls if url in self._holds})
+        with self.span("sync"):
+            self._holds = {url: held for url, held in self._holds.items() if url not in urls}  # until all have it
+            self.held = None
+            self.transport.send(version, urls, flush=flush)
+            self._holds = dict.fromkeys(urls, version.name)
+        with self.span("verify"):
+            self.proofs = self.transport.verify(version, urls)
+        self.held = version.name
+        self._prune()
+        return self.proofs
+
+    def _prune(self) -> None:
+        """Stay: what the engines hold, and what a resume would send again, from the last commit or from the next one."""
+        commits = list(self.commits())
+        steps = {self.timetable.step_held(found) for found in (commits, [*commits, *self.under_way()])}
+        self.transport.prune({*map(layout.version_name, steps), *self._holds.values()})
+
+    # -- a resume -------------------------------------------------------------------------------------------------------
+
+    def behind(self) -> Version | None:
+        """The version that engines held after the last commit, where that was not the commit's own and it is still
+        there. Says so when it is gone."""
+        commits = self.commits()
+        step = self.timetable.step_held(commits)
+        if not commits or step == commits[-1].step:
+            return None
+        version = self.transport.kept(step)
+        if version is None:
+            why = "are gone" if self.transport.can_go_back else f"cannot be sent again by {self.transport.name}"
+            self.say(f"the weights of step {step} {why}, so the engines continue with those of step {commits[-1].step}")
+        return version
+
+    def restore_old_actor(self, version: Version) -> None:
+        """Before the learner loads the last commit: it keeps those weights as the ones that engines sample from."""
+        if self.keep_old_actor:
+            self.transport.restore(version, self.learner)
+            self.learner.keep("old_actor")
+
+    def resume(self, step: int, version: Version | None) -> list[Proof]:
+        """The engines as the attempt before left them: :meth:`behind`'s version, or else the learner's own weights, those
+        after ``step``."""
+        return self.send(version) if version is not None else self.publish(step)
+
+
+# -- as slime_cli.loop.phase still asks -----------------------------------------------------------------------------------
 
 
 def evaluated(s: SlimeOptions, rollout_id: int) -> bool:
-    """``--eval-interval``: there is an evaluation after this rollout."""
-    return bool(s.eval_interval) and (rollout_id + 1) % s.eval_interval == 0
+    return Timetable.of(s, 0).evaluated(rollout_id)
 
 
 def due(s: SlimeOptions, rollout_id: int, total: int) -> bool:
-    """After this rollout: every ``--update-weights-interval``, before an evaluation, and at the end."""
-    done = rollout_id + 1
-    return done % s.update_weights_interval == 0 or evaluated(s, rollout_id) or done == total
+    return Timetable.of(s, total).due(rollout_id)
 
 
-def step_held(s: SlimeOptions, commits: Sequence[Commit | Step], total: int) -> int:
-    """The step whose weights generate what comes after the last of ``commits`` (by step): its own, or an earlier
-    one's."""
-    return next((commit.step for commit in reversed(commits) if due(s, commit.rollout_id, total)), 0)
+def step_held(s: SlimeOptions, commits: Sequence[Committed], total: int) -> int:
+    return Timetable.of(s, total).step_held(commits)
 
 
-def complete(stage_folder: pathlib.Path, step: int) -> pathlib.Path | None:
-    """The version published at ``step``, if it is still there."""
-    folder = publish.folder(stage_folder, step)
-    return folder if (folder / "manifest.json").exists() else None
+def complete(phase_folder: pathlib.Path, step: int) -> pathlib.Path | None:
+    folder = layout.version(phase_folder, step)
+    return folder if (folder / layout.MANIFEST).exists() else None

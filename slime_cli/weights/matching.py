@@ -15,14 +15,12 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import msgspec
 
-from slime_cli import manifests
-from slime_cli.errors import DataError, EngineError
+from slime_cli import engine_api, manifests
+from slime_cli.errors import DataError
 from slime_cli.models import architecture, tensors
 
-_DTYPES = {"half": "float16", "float": "float32"}
 _FIX = "give the model that the endpoint serves, or start one for yours: slime serve-rollout --hf-checkpoint {model}"
 
 
@@ -34,7 +32,7 @@ class Model(msgspec.Struct, frozen=True):
     config: dict[str, Any] = {}
     """Empty where nobody here can read it."""
     tokenizer: str = ""
-    dtype: str = ""
+    dtype: str = "auto"
     """What an engine computes in."""
 
 
@@ -62,7 +60,7 @@ def require(
             say(
                 f"warning: the model of {theirs.where} can be read nowhere here, so its architecture alone was compared"
             )
-        if dtype and _DTYPES.get(theirs.dtype, theirs.dtype) not in ("", "auto", dtype):
+        if dtype and theirs.dtype not in ("auto", dtype):
             say(
                 f"warning: {url} computes in {theirs.dtype}, the trainer in {dtype}, so log-probabilities differ: "
                 f"--sglang-dtype {dtype}"
@@ -71,8 +69,8 @@ def require(
 
 def served(url: str, endpoint: manifests.Endpoint) -> Model:
     """What the engine at ``url`` serves. Raises EngineError when it does not say."""
-    info = ask(f"{url}/model_info")
-    server = ask(f"{url}/server_info")
+    info = engine_api.get(url, "/model_info")
+    server = engine_api.get(url, "/server_info")
     folder = info.get("model_path") or endpoint.model
     host = next((engine.host for engine in endpoint.engines if engine.url == url), None)
     known = {"config": endpoint.config, "tokenizer": endpoint.tokenizer}
@@ -80,18 +78,7 @@ def served(url: str, endpoint: manifests.Endpoint) -> Model:
         known = identity(folder)
     overridden = json.loads(server.get("json_model_override_args") or "{}") if known["config"] else {}
     named = (info.get("architectures") or [architecture.name(known["config"])])[0]
-    return Model(
-        f"{url} ({folder})", named, known["config"] | overridden, known["tokenizer"], server.get("dtype") or ""
-    )
-
-
-def ask(url: str) -> dict[str, Any]:
-    """What an engine answers there. Raises EngineError, also for an answer that says that it failed."""
-    try:
-        with httpx.Client(trust_env=False, timeout=60) as client:
-            return client.get(url).raise_for_status().json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise EngineError(f"{url}: {type(error).__name__}: {error}", "is the engine still running?") from None
+    return Model(f"{url} ({folder})", named, known["config"] | overridden, known["tokenizer"], engine_api.dtype(server))
 
 
 def differences(ours: Model, theirs: Model) -> Iterator[str]:

@@ -1,8 +1,7 @@
-"""Weights as a version that engines can load: a folder with safetensors, the model's other files and a manifest.
+"""Writes weights as a version that engines can load: safetensors, the model's other files and a manifest.
 
-``weights/vNNNNNN/`` is complete when its ``manifest.json`` is there. Torch is needed to write one and to compute what
-an
-engine should report; :func:`slime_cli.weights.sync` sends it.
+Called by the trainer's rank 0, by ``slime sync`` and by a conversion to HF. The manifest is written last: the version is
+whole when it is there.
 """
 
 import hashlib
@@ -16,20 +15,22 @@ import torch
 from safetensors.torch import save_file
 
 from slime_cli import manifests
+from slime_cli.manifests import layout
 from slime_cli.models import headers
+from slime_cli.weights.transports.disk import remove
+from slime_cli.weights.verification import shortened
+
+__all__ = ["checksum", "copy_model_files", "folder", "remove", "write"]
+folder = layout.version  # as slime_cli.loop.phase still calls it
 
 SHARD_BYTES = 4 * 2**30
-_LEFT_OUT = ("model.", "model-", "pytorch_model", "checkpoint.json", "manifest.json")
+_LEFT_OUT = ("model.", "model-", "pytorch_model", layout.CHECKPOINT, layout.MANIFEST)
 
 
 def checksum(tensor: torch.Tensor) -> str:
     """First 8 bytes of SHA-256 over the tensor's bytes, in hex: what SGLang's weight checker reports on a CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hashlib.sha256(memoryview(flat)).digest()[:8].hex()
-
-
-def folder(run_dir: str | os.PathLike, version: int) -> pathlib.Path:
-    return pathlib.Path(run_dir) / "weights" / f"v{version:06d}"
+    return shortened(hashlib.sha256(memoryview(flat)))
 
 
 def copy_model_files(source: str | os.PathLike, target: pathlib.Path) -> None:
@@ -54,70 +55,60 @@ def write(
     run: str,
 ) -> manifests.Weights:
     """Writes full weights into ``target`` and returns the manifest, which is written last."""
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        remove(target)
     copy_model_files(hf_checkpoint, target)
-    tensors: dict[str, manifests.Tensor] = {}
-    shard: dict[str, torch.Tensor] = {}
-    shards = 0
-    size = 0
-
-    def flush():
-        nonlocal shards, size
-        path = target / f"model-{shards:05d}.safetensors"
-        save_file(shard, path, metadata={"format": "pt"})
-        path.chmod(0o644)  # safetensors gives a file to its owner alone; engines of others read it
-        shard.clear()
-        shards = shards + 1
-        size = 0
-
+    shards = _Shards(target)
     for name, tensor in named:
-        tensor = tensor.detach().cpu().contiguous()
-        if shard and size + tensor.nbytes > SHARD_BYTES:
-            flush()
-        shard[name] = tensor
-        size += tensor.nbytes
-        tensors[name] = manifests.Tensor(
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=list(tensor.shape),
-            file=f"model-{shards:05d}.safetensors",
-            checksum=checksum(tensor),
-        )
-    flush()
-    if shards == 1:  # the name that every loader knows without an index
-        os.replace(target / "model-00000.safetensors", target / "model.safetensors")
-        tensors = {name: msgspec.structs.replace(t, file="model.safetensors") for name, t in tensors.items()}
-    else:
-        index = {"metadata": {}, "weight_map": {name: t.file for name, t in tensors.items()}}
-        manifests.write_json(target / "model.safetensors.index.json", index)
+        shards.add(name, tensor.detach().cpu().contiguous())
+    tensors = shards.close()
     manifest = manifests.Weights(
         version=version, base=None, encoding="full", tensors=tensors, training_step=step, run=run
     )
-    manifests.write(target / "manifest.json", manifest)
+    manifests.write(target / layout.MANIFEST, manifest)
     return manifest
 
 
-FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-"""How SGLang's dense models name what HF keeps apart."""
+class _Shards:
+    """Tensors into safetensors files of bounded size: one shard is in memory at a time."""
 
+    def __init__(self, target: pathlib.Path):
+        self.target = target
+        self.tensors: dict[str, manifests.Tensor] = {}
+        self._shard: dict[str, torch.Tensor] = {}
+        self._size = 0
+        self._written = 0
 
-def as_engine(named: dict[str, torch.Tensor], name: str, dtype: torch.dtype) -> torch.Tensor | None:
-    """The tensor that one unsharded engine holds under ``name``; None when the name is not derivable from HF names."""
-    for fused, parts in FUSED.items():
-        if f".{fused}." in name:
-            pieces = [named.get(name.replace(fused, part)) for part in parts]
-            return None if any(p is None for p in pieces) else torch.cat(pieces).to(dtype)
-    tensor = named.get(name)
-    if tensor is None:
-        return None
-    if name.endswith(("embed_tokens.weight", "lm_head.weight")) and tensor.size(0) % 64:
-        tensor = torch.nn.functional.pad(tensor, (0, 0, 0, -tensor.size(0) % 64))  # SGLang pads the vocabulary
-    return tensor.to(dtype)
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        if self._shard and self._size + tensor.nbytes > SHARD_BYTES:
+            self._flush()
+        self._shard[name] = tensor
+        self._size += tensor.nbytes
+        self.tensors[name] = manifests.Tensor(
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=list(tensor.shape),
+            file=self._file(),
+            checksum=checksum(tensor),
+        )
 
+    def _file(self) -> str:
+        return f"model-{self._written:05d}.safetensors"
 
-def remove(version_folder: pathlib.Path) -> None:
-    """Takes an old version away, its manifest first so that it never looks complete."""
-    (version_folder / "manifest.json").unlink(missing_ok=True)
-    shutil.rmtree(version_folder)
+    def _flush(self) -> None:
+        path = self.target / self._file()
+        save_file(self._shard, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors gives a file to its owner alone; engines of others read it
+        self._shard = {}
+        self._size = 0
+        self._written += 1
+
+    def close(self) -> dict[str, manifests.Tensor]:
+        """Where every tensor lies, when all are written."""
+        only = self._file()
+        self._flush()
+        if self._written == 1:  # the name that every loader knows without an index
+            os.replace(self.target / only, self.target / "model.safetensors")
+            return {name: msgspec.structs.replace(t, file="model.safetensors") for name, t in self.tensors.items()}
+        index = {"metadata": {}, "weight_map": {name: tensor.file for name, tensor in self.tensors.items()}}
+        manifests.write_json(self.target / headers.INDEX, index)
+        return self.tensors

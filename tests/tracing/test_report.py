@@ -1,9 +1,14 @@
 """summary.json from the results of phases: what is added up, and whose engines are told of."""
 
+import io
 import json
+import types
+
+import pytest
+from rich.console import Console
 
 from slime_cli import manifests
-from slime_cli.manifests.proof import Proof
+from slime_cli.manifests.proof import SHOWN, Proof
 from slime_cli.tracing import report
 from slime_cli.tracing.report import PhaseResult
 from tests.tracing.test_trace import fill_journal, run  # noqa: F401 (a fixture)
@@ -52,3 +57,20 @@ def test_a_supervised_run_has_neither_rewards_nor_engines(tmp_path):
     absent = ("reward_before", "reward_after", "rollout", "logprob_abs_diff_max", "weight_version", "engines_verified")
     assert {summary[name] for name in absent} == {None} and "verification" not in summary
     assert summary["steps"] == 8
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("checksum", True), ("agreement", "agreement"), ("version", None)])
+def test_the_screen_says_what_was_shown_of_each_engine(tmp_path, monkeypatch, kind, verdict):
+    monkeypatch.setattr(report, "metric_lines", lambda run_dir: [])
+    monkeypatch.setattr(
+        report,
+        "ledgers",
+        types.SimpleNamespace(ledgers=lambda d: {}, total=lambda d: 0, sentence=lambda *a: "", balanced=lambda d: True),
+    )
+    out = io.StringIO()
+    summary = {
+        "engines_verified": verdict,
+        "verification": [{"engine": "http://e:1", "version": "v1", "kind": kind, "tensors": 2}],
+    }
+    report.show(Console(file=out, width=200), tmp_path, summary)
+    assert SHOWN[kind] in out.getvalue() and "http://e:1" in out.getvalue()

@@ -1,0 +1,61 @@
+"""An engine's stock endpoints over HTTP, for those who steer engines or bring weights into them. Torch-free.
+
+Every failure is an EngineError that names the engine. :func:`each` asks all engines before it raises, so that one dead
+engine keeps no other from being told: an engine that nobody resumes would stand still for ever.
+"""
+
+import concurrent.futures
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import httpx
+
+from slime_cli.errors import EngineError, together
+
+T = TypeVar("T")
+_SPELLED = {"half": "float16", "float": "float32", "": "auto"}
+_RUNNING = "is the engine still running? see logs/engine-*.log of the run that owns it"
+
+
+def get(url: str, path: str, timeout: float = 60) -> dict[str, Any]:
+    """The JSON object that the engine answers. Raises EngineError, also for an answer that says that it failed."""
+    try:
+        with httpx.Client(trust_env=False, timeout=timeout) as client:
+            return client.get(url + path).raise_for_status().json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise EngineError(f"{url}{path}: {type(error).__name__}: {error}", _RUNNING) from None
+
+
+def post(url: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Response:
+    """The engine's answer, whatever it says. Raises EngineError when there is none."""
+    try:
+        with httpx.Client(trust_env=False, timeout=timeout) as client:
+            return client.post(url + path, json=body)
+    except httpx.HTTPError as error:
+        raise EngineError(f"{url}{path}: {type(error).__name__}: {error}", _RUNNING) from None
+
+
+def require(url: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Response:
+    """The engine's answer to a request that it must not refuse. Raises EngineError."""
+    answer = post(url, path, body, timeout)
+    if answer.status_code != 200:
+        raise EngineError(f"{url}{path} answered {answer.status_code}: {answer.text[:300]}", _RUNNING)
+    return answer
+
+
+def each(urls: Sequence[str], ask: Callable[[str], T]) -> list[T]:
+    """What ``ask`` finds of each engine, all at once. Raises EngineError, after the last answer, that names every engine
+    that failed."""
+    with concurrent.futures.ThreadPoolExecutor(max(len(urls), 1)) as pool:
+        jobs = [pool.submit(ask, url) for url in urls]
+        concurrent.futures.wait(jobs)
+    failed = [error for job in jobs if isinstance(error := job.exception(), EngineError)]
+    if failed:
+        raise together(failed, "engines failed") from None
+    return [job.result() for job in jobs]
+
+
+def dtype(server_info: dict[str, Any]) -> str:
+    """What the engine computes in, as torch names it; "auto" where that is the model's own affair."""
+    said = str(server_info.get("dtype") or "").removeprefix("torch.")
+    return _SPELLED.get(said, said)

@@ -1,0 +1,83 @@
+"""The seam between publishing and the ways by which weights reach engines. Torch-free.
+
+The loop's publisher (:mod:`slime_cli.loop.publishing`) and ``slime sync`` know these two types and nothing below them: a
+:class:`Version` is a name, what its tensors are and a way to read them; that it lies on a disk is the affair of
+:mod:`slime_cli.weights.transports.disk`. A transport may keep the ranks that wrote a version and send from their memory;
+it then has nothing to go back to, and says so. All methods block: the loop calls them through a thread.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from slime_cli import manifests
+from slime_cli.manifests.proof import Proof
+
+
+class Version(Protocol):
+    """Weights under a name."""
+
+    @property
+    def name(self) -> str:
+        """What engines report once they hold it."""
+        ...
+
+    @property
+    def manifest(self) -> manifests.Weights:
+        """Dtype, shape and checksum of every tensor, by its HF name."""
+        ...
+
+    def chunks(self, tensor: str) -> Iterator[bytes]:
+        """The tensor's bytes in order, whole elements at a time, never much of a tensor at once."""
+        ...
+
+
+class Learner(Protocol):
+    """The trainer's ranks as one, as far as a transport and the publisher need them."""
+
+    def publish(self, folder: str, version: str) -> int:
+        """Writes the policy's present weights as HF safetensors with a manifest; bytes written."""
+        ...
+
+    def load_published(self, folder: str) -> None:
+        """The weights of such a folder into the policy."""
+        ...
+
+    def keep(self, name: str, path: str | None = None) -> None:
+        """The policy's present weights, or those of a checkpoint, are kept under a name."""
+        ...
+
+
+class Transport(Protocol):
+    """One way to bring the trainer's weights into engines and to prove that they are there."""
+
+    name: str
+    can_go_back: bool
+    """Versions stay where a resume can send them again: :meth:`kept` may find one, and :meth:`restore` can read it."""
+
+    def write(self, learner: Learner, step: int) -> Version:
+        """The policy's present weights, those after optimizer step ``step``. Collective on the ranks."""
+        ...
+
+    def send(self, version: Version, engines: Sequence[str], *, flush: bool) -> None:
+        """Every engine holds ``version`` afterwards and reports its name, or EngineError names those that do not.
+
+        ``flush`` also drops what the engines' prefix caches hold of older weights. An engine that is paused with requests
+        in it must not be asked to: SGLang 0.5.16 ends with a failed assertion.
+        """
+        ...
+
+    def verify(self, version: Version, engines: Sequence[str]) -> list[Proof]:
+        """What can be shown of each engine. Raises EngineError for one that holds something else."""
+        ...
+
+    def kept(self, step: int) -> Version | None:
+        """The version of ``step``, if an earlier attempt or this one left it whole."""
+        ...
+
+    def restore(self, version: Version, learner: Learner) -> None:
+        """The version into the policy's weights; its optimizer does not change."""
+        ...
+
+    def prune(self, keep: set[str]) -> None:
+        """Takes away what it stores of versions whose names are not in ``keep``."""
+        ...
