@@ -7,6 +7,7 @@ setup:
 lint: setup
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check -q .
+	@.venv/bin/basedpyright
 
 # Lint and the tests that need no engine, but for a few that wait for seconds: under a minute.
 check: lint

@@ -59,6 +59,7 @@ class RawCommand(TyperCommand):
         return self._call(ctx.args)
 
     def _call(self, words: Sequence[str]) -> int:
+        assert self.name is not None  # given where it is made
         if self.name in _OWN_HELP and any(word in ("--help", "-h") for word in words):
             print(own_help(self.name))
             return 0

@@ -5,6 +5,7 @@ heavy.
 """
 
 import codecs
+import io
 import shutil
 import sys
 from typing import Any, TextIO
@@ -40,7 +41,7 @@ def replace_unprintable(*streams: TextIO) -> None:
     """Standard output and error write plainer characters for those that their encoding lacks, instead of raising."""
     codecs.register_error(_ERRORS, _replacement)
     for stream in streams or (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # None without a console; anything in place of a stream
+        if isinstance(stream, io.TextIOWrapper):  # None without a console; anything in place of a stream
             stream.reconfigure(errors=_ERRORS)
 
 

@@ -42,7 +42,13 @@ class Screen:
             )
             with Progress(*columns, console=self.console) as bar:
                 task = bar.add_task(label, total=total, completed=start, note="")
-                yield lambda n=1, note="": bar.update(task, advance=n, **({"note": note} if note else {}))
+
+                def move(n: int = 1, note: str = "") -> None:
+                    bar.update(task, advance=n)
+                    if note:
+                        bar.update(task, note=note)
+
+                yield move
             return
         done = start
         told = time.time()

@@ -137,7 +137,8 @@ def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
         missing = set(dtypes)
         for name, tensor in bridge.export(model):
             missing.discard(name)
-            yield name, tensor.to(getattr(torch, _DTYPES.get(dtypes.get(name), job["hf_dtype"])))
+            dtype = _DTYPES.get(dtypes.get(name, ""), job["hf_dtype"])
+            yield name, tensor.to(getattr(torch, dtype))
         yield from origin.kept(source, missing, args.num_layers, say)
 
     say("writing safetensors")

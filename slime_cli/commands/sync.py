@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parsed(argv: list[str]) -> argparse.Namespace:
-    parser = _Parser(prog="slime sync", description=__doc__.replace("``", ""), allow_abbrev=False)
+    parser = _Parser(prog="slime sync", description=str(__doc__).replace("``", ""), allow_abbrev=False)
     parser.add_argument(
         "--load", required=True, metavar="DIR", help="a torch_dist or HF checkpoint, or a published weights/vNNNNNN"
     )

@@ -3,12 +3,16 @@
 import json
 import pathlib
 import time
+from typing import TYPE_CHECKING
 
 from slime_cli.commands import arguments, preflight
 from slime_cli.errors import Interrupted
 from slime_cli.manifests import layout
 from slime_cli.options import checks
 from slime_cli.options.resolve import Resolved, resolve
+
+if TYPE_CHECKING:
+    from slime_cli.screen import Screen
 
 
 def run(argv: list[str]) -> int:
@@ -37,7 +41,9 @@ def run(argv: list[str]) -> int:
         return _train(resolved, run_dir, warnings, screen, rollouts)
 
 
-def _train(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], screen, rollouts: dict[str, int]) -> int:
+def _train(
+    resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], screen: "Screen", rollouts: dict[str, int]
+) -> int:
     from slime_cli.loop import attempts as folders
     from slime_cli.loop import resuming
 

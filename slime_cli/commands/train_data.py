@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 from slime_cli.buffer.sources.open import PromptSource, evaluations_of, prompts_of
+from slime_cli.buffer.types import PromptRow
 from slime_cli.errors import UsageError
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
@@ -16,18 +17,21 @@ Say = Callable[[str], None]
 
 
 Sources = tuple[PromptSource | None, list[PromptSource | None]]
-"""Prompts, and evaluation sets; None for one that is not looked at."""
+"""Prompts, and evaluation sets; None for one that is left out."""
 
 
 def check(stages: list[tuple[str, Resolved, Sources]], say: Say) -> dict[str, int]:
     """Rollouts of each stage that runs for a number of epochs, by its name. Raises DataError for data that cannot be
-    used."""
+    used. No source of ``stages`` is left out."""
+    out: dict[str, int] = {}
     with _model(stages[0][1].slime.hf_checkpoint) as model:
-        return {
-            name: rollouts
-            for name, stage, (prompts, evaluations) in stages
-            if (rollouts := _look(f"{name}: ", stage, model, prompts, evaluations, say)) is not None
-        }
+        for name, stage, (prompts, evaluations) in stages:
+            assert prompts is not None
+            opened = [source for source in evaluations if source is not None]
+            rollouts = _look(f"{name}: ", stage, model, prompts, opened, say)
+            if rollouts is not None:
+                out[name] = rollouts
+    return out
 
 
 def sources(s: SlimeOptions, left_out: Sequence[str] = ()) -> Sources:
@@ -66,15 +70,19 @@ def _look(
     context = architecture.context_length(architecture.read_config(model), given)
     if policy and context is not None:
         check_lengths(s, context)
-    renderer = (Renderer if policy else SupervisedRenderer)(model, RenderOptions.of(s, context), say)
+    rendering = RenderOptions.of(s, context)
+    if policy:
+        renderer = Renderer(model, rendering, say)
+        render: Callable[[PromptRow], object] = renderer.prompt
+    else:
+        renderer = SupervisedRenderer(model, rendering, say)
+        render = renderer.example
     skip = s.on_bad_row == "skip"
     epochs = None if s.num_rollout is not None else s.num_epoch
     left_out = skip or s.rollout_max_prompt_len is not None
     if epochs and left_out and len(prompts) > usable.ROWS:
         say(f"{name}--num-epoch counts the rows that can be used among {len(prompts):,}")
-    found = usable.look(
-        prompts, renderer.prompt if policy else renderer.example, skip=skip, every=bool(epochs and left_out)
-    )
+    found = usable.look(prompts, render, skip=skip, every=bool(epochs and left_out))
     _report(name, prompts, found, say)
     for source in evaluations if policy else ():
         _report(name, source, usable.look(source, renderer.eval_prompt, skip=skip, every=False), say)

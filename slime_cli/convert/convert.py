@@ -162,13 +162,14 @@ def _architecture(source: pathlib.Path, given: dict[str, Any], blame: str = "the
             f"supported: {', '.join(sorted(FAMILIES))}; for another, give Megatron's options (--num-layers and so on)"
             " or a --profile",
         )
-    dest = architecture.contradiction(derived or {}, given)
+    derived = derived or {}
+    dest = architecture.contradiction(derived, given)
     if dest is not None:
         raise DataError(
             f"{blame}: {dest} is {given[dest]}, {source / 'config.json'} makes it {derived[dest]}",
             "they belong to different models",
         )
-    return (derived or {}) | given
+    return derived | given
 
 
 _SPLIT_BY_TENSOR = ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "moe_ffn_hidden_size", "vocab_size")

@@ -237,9 +237,9 @@ class FromFp8(Format):
         groups = [
             (group.get("weights") or {}).get("block_structure") for group in (found.get("config_groups") or {}).values()
         ]
-        block = found.get("weight_block_size") or next(filter(None, groups), quantise.BLOCK)
+        rows, columns = found.get("weight_block_size") or next(filter(None, groups), quantise.BLOCK)
         scale = source.read(self._scale(source, name)).to(device)
-        return {name: quantise.dequantise_fp8(source.read(name).to(device), scale, tuple(block))}
+        return {name: quantise.dequantise_fp8(source.read(name).to(device), scale, (rows, columns))}
 
     @staticmethod
     def _scale(source: Source, name: str) -> str:
@@ -279,8 +279,9 @@ class FromInt4(Format):
     def convert(self, source: Source, name: str, device: str) -> Tensors:
         stem = name.removesuffix("_packed")
         shape = tuple(source.read(f"{stem}_shape").tolist())
-        parts = [f"{stem}_packed", f"{stem}_scale", f"{stem}_zero_point"]
-        packed, scale, zero = (source.read(part).to(device) if part in source.shape else None for part in parts)
+        packed, scale = (source.read(f"{stem}_{part}").to(device) for part in ("packed", "scale"))
+        point = f"{stem}_zero_point"
+        zero = source.read(point).to(device) if point in source.shape else None
         return {stem: quantise.dequantise_int4(packed, scale, shape, zero)}
 
 

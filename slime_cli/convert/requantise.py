@@ -25,6 +25,7 @@ from slime_cli.convert.number_formats import INDEX, STATE, Format, Plan, Source,
 from slime_cli.errors import DataError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import layout
+from slime_cli.manifests.base import fsync_folder
 from slime_cli.models import architecture, describe, headers
 
 
@@ -122,7 +123,7 @@ def _write_shard(path: pathlib.Path, tensors: Tensors) -> None:
             os.fchmod(file.fileno(), 0o644)  # safetensors gives a file to its owner alone
             os.fsync(file.fileno())
         os.replace(part, path)
-        manifests.base.fsync_folder(path.parent)
+        fsync_folder(path.parent)
     except (SafetensorError, OSError) as error:
         part.unlink(missing_ok=True)
         raise DataError(f"{path}: {error}", "make room for it; the same command goes on with this shard") from None

@@ -32,10 +32,12 @@ def run(file: pathlib.Path) -> ModuleType:
     package = _package(file.parent)
     name = f"{package}.{re.sub(r'[^0-9A-Za-z_-]', '_', file.stem)}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file, loader=_Loader(name, str(file)))
+        loader = _Loader(name, str(file))
+        spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+        assert spec is not None  # only without a loader could it be
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         try:
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise

@@ -64,6 +64,7 @@ def write_json(path: str | os.PathLike, value: object) -> None:
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
     """A JSON object that somebody else wrote. Raises ValueError with a message for people."""
+    text = ""
     try:
         text = pathlib.Path(path).read_text(encoding="utf-8")
         if text.startswith("version https://git-lfs"):
@@ -73,6 +74,8 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
         raise ValueError(f"{path} is missing") from None
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error if text.strip() else 'is empty'}") from None
     if not isinstance(value, dict):
@@ -87,7 +90,7 @@ def file_hash(path: str | os.PathLike) -> str:
 
 
 def schema_of(kind: type[msgspec.Struct]) -> str:
-    return kind.__struct_config__.tag
+    return str(kind.__struct_config__.tag)
 
 
 def write(path: str | os.PathLike, manifest: msgspec.Struct) -> None:

@@ -108,20 +108,19 @@ def _objects(metadata: Any) -> Iterator[tuple[str, str, int, int]]:
     for index, info in storage.items():
         key = getattr(index, "fqn", None)
         file = getattr(info, "relative_path", None)
-        kind = type(
-            kinds.get(key) if isinstance(key, str) else None
-        )  # of the type: a pickle may give an object any attribute
+        kind = type(kinds.get(key) if isinstance(key, str) else None)  # a pickle may give an object any attribute
         if issubclass(kind, StandIn) and kind.name == f"{_DCP}.TensorStorageMetadata":
             continue
         start = getattr(info, "offset", None)
         length = getattr(info, "length", None)
-        whole = (
-            isinstance(start, int)
-            and isinstance(length, int)
-            and isinstance(file, str)
-            and pathlib.PurePath(file).name == file
-        )
-        if not whole or getattr(info, "transform_descriptors", None):
+        if (
+            not isinstance(key, str)
+            or not isinstance(start, int)
+            or not isinstance(length, int)
+            or not isinstance(file, str)
+            or pathlib.PurePath(file).name != file
+            or getattr(info, "transform_descriptors", None)
+        ):
             raise Refused(f"{key}: its place in the files is not what torch writes")
         yield key, file, start, length
 

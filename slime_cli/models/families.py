@@ -9,7 +9,7 @@ layers, which the main model does not use) are not read.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from slime_cli.errors import DataError
 
@@ -24,7 +24,7 @@ def need(config: Config, field: str) -> Any:
     return config[field]
 
 
-def refuse(what: str) -> None:
+def refuse(what: str) -> NoReturn:
     raise DataError(f"config.json: {what}, which Megatron's model here does not have", UNSUPPORTED)
 
 
@@ -322,7 +322,7 @@ def glm5(c: Config) -> Args:
 
 
 def minimax_m2(c: Config) -> Args:
-    return refuse("its query and key norms span all heads")
+    refuse("its query and key norms span all heads")
 
 
 FAMILIES: dict[str, Callable[[Config], Args]] = {

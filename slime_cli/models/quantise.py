@@ -84,14 +84,15 @@ def dequantise_fp8(values: torch.Tensor, scale: torch.Tensor, block: tuple[int, 
 def _fp8_matrix(
     weight_OI: torch.Tensor, strategy: str, block: tuple[int, int], scale_fmt: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    tiles = _tiles(weight_OI.float(), _rectangle(strategy, tuple(weight_OI.shape), block))
+    rows, columns = weight_OI.shape
+    tiles = _tiles(weight_OI.float(), _rectangle(strategy, (rows, columns), block))
     largest = _finite(tiles.abs().amax(dim=(1, 3), keepdim=True))
     scale = (largest / FP8_MAX).clamp(min=_SMALLEST_SCALE[torch.float32])
     scale = torch.where(largest > 0, scale, 1.0)
     if scale_fmt == "ue8m0":
         scale = _power_of_two_above(scale)
     values = (tiles / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)  # the cast makes NaN of what rounds to more than 448
-    return _untiled(values, tuple(weight_OI.shape)).contiguous(), scale[:, 0, :, 0].contiguous()
+    return _untiled(values, (rows, columns)).contiguous(), scale[:, 0, :, 0].contiguous()
 
 
 def _rectangle(strategy: str, shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:

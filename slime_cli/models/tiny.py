@@ -115,7 +115,7 @@ def _read(uri: str) -> tuple[str, dict[str, Any], int]:
         known = ", ".join(PREFIX + model for model in MODELS)
         raise UsageError(f"--hf-checkpoint {uri}: no tiny model {name!r}", f"there are {known}")
     prefix, own = MODELS[name]
-    fields = SHAPE | own | {"seed": 0}
+    fields: dict[str, Any] = SHAPE | own | {"seed": 0}
     fields |= {key: _typed(uri, fields, key, text) for key, text in parse_qsl(query, keep_blank_values=True)}
     seed = fields.pop("seed")
     for field, value in fields.items():

@@ -171,7 +171,8 @@ def _largest(folder: pathlib.Path, found: dict[str, Any]) -> tuple[str, int, int
                 ids += [(number, text) for text, number in more.items()]
             else:
                 ids += [(int(number), entry["content"]) for number, entry in (more.get(field) or {}).items()]
-        return found["model"].get("type") or "unknown kind", len(vocabulary), *max(ids, default=(-1, ""))
+        largest, token = max(ids, default=(-1, ""))
+        return found["model"].get("type") or "unknown kind", len(vocabulary), largest, token
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"{folder / 'tokenizer.json'}: not a tokenizer ({error!r})") from None
 
@@ -211,7 +212,8 @@ def check_weights(folder: pathlib.Path) -> Finding:
         return Finding(name, "warn", f"{size}; without a config.json nothing says which tensors belong there", AGAIN)
     except DataError as error:
         return Finding(name, "fail", error.message, error.fix)
-    if unknown := _unknown(config, wanted):
+    unknown = _unknown(config, wanted)
+    if unknown or wanted is None:
         return Finding(
             name,
             "warn",
@@ -238,8 +240,9 @@ def check_weights(folder: pathlib.Path) -> Finding:
 def _head_differs(folder: pathlib.Path, config: dict[str, Any], contents: headers.Contents) -> bool:
     """A tied model's file may hold a copy of the embedding as its head. Anything else under that name goes unused."""
     head, embedding = (contents.tensors.get(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
-    tied = config.get("tie_word_embeddings", False) and head is not None and embedding is not None
-    return bool(tied) and not headers.alike(folder, head, embedding)
+    if not config.get("tie_word_embeddings", False) or head is None or embedding is None:
+        return False
+    return not headers.alike(folder, head, embedding)
 
 
 def _unknown(config: dict[str, Any], wanted: tensors.Tensors | None) -> str:

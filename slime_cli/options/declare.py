@@ -3,6 +3,8 @@
 Everything that is known of an option is here: parser, ``--help``, bounds, what it needs, who reads it and whether a
 resume may change it are read from the field. The field's annotation says what a value is: ``int``, ``float``, ``str``,
 ``bool`` (a flag), ``dict`` (JSON), a list of those, or a ``Literal`` of choices; ``| None`` where it may be left out.
+It is the type once everything is resolved and checked: what :mod:`slime_cli.options.derive` fills in and what
+:mod:`slime_cli.options.checks` require has no ``| None``, and is None only until then.
 """
 
 import copy

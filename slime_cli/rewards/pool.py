@@ -94,7 +94,10 @@ class Worker:
     """One child process, seen from the parent."""
 
     def __init__(self, process: asyncio.subprocess.Process):
+        assert process.stdin is not None and process.stdout is not None  # start() asks for both
         self.process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
         self._buffer = bytearray()
 
     @classmethod
@@ -107,19 +110,19 @@ class Worker:
             env={"OMP_NUM_THREADS": "1", **processes.environment(users_functions=True)},
         )
         worker = cls(process)
-        process.stdin.write(encode([entry for entry in sys.path if entry]))
+        worker._stdin.write(encode([entry for entry in sys.path if entry]))
         return worker
 
     async def run(self, message: bytes, queue: Queue, jobs: list[Job], timeout: float, start_timeout: float) -> None:
         """Sends a chunk; resolves the jobs' futures as results come. Raises Lost when the worker must be replaced."""
-        self.process.stdin.write(message)
+        self._stdin.write(message)
         left = len(jobs)
         patience = start_timeout
         last = time.perf_counter()
         loading = True
         try:
             with contextlib.suppress(ConnectionError):  # a dead child shows when reading
-                await asyncio.wait_for(self.process.stdin.drain(), start_timeout)
+                await asyncio.wait_for(self._stdin.drain(), start_timeout)
             while left:
                 for place, outcome in await asyncio.wait_for(self._read(), patience):
                     if place == "ready":
@@ -140,7 +143,7 @@ class Worker:
             raise Lost(RewardFailure("crash", await self._how_it_died()), loading) from None
 
     async def _read(self) -> list[Any]:
-        data = await self.process.stdout.read(1 << 16)
+        data = await self._stdout.read(1 << 16)
         if not data:
             raise EOFError
         self._buffer += data

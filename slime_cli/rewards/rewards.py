@@ -130,15 +130,16 @@ class RewardPool:
         self, samples: list[Sample], args: Any, stops: Sequence[str] = (), evaluation: bool = False
     ) -> list[Reward | RewardFailure]:
         """Rewards of a group, one per sample and in order. With ``group_rm`` the function sees the whole group."""
-        paths = {custom_path(sample, args) for sample in samples}
-        if not args.group_rm or not samples or paths == {None}:
+        paths = [*dict.fromkeys(custom_path(sample, args) for sample in samples)]
+        path = paths[0] if paths else None
+        if not args.group_rm or not samples or paths == [None]:
             return list(await asyncio.gather(*(self.score(sample, args, stops, evaluation) for sample in samples)))
-        if len(paths) > 1:
+        if len(paths) > 1 or path is None:
             outcome = RewardFailure(
                 "error", f"--group-rm: this group names several functions: {sorted(map(str, paths))}"
             )
         else:
-            outcome = await self._group_outcome(paths.pop(), samples, args)
+            outcome = await self._group_outcome(path, samples, args)
         try:
             results = self._judge(outcome, samples, args, evaluation)
         except ValueError as error:  # a status that there is not
@@ -242,14 +243,16 @@ class RemoteRewards:
         if rm_type.startswith(graders.BOXED_PREFIX):
             response = graders.last_boxed(response) or ""
         body = {"prompt": sample.prompt, "response": response, "label": sample.label}
-        for attempt in range(REMOTE_TRIES):
-            if attempt:
-                await asyncio.sleep(REMOTE_BACKOFF * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
+        attempt = 0
+        while True:
+            attempt += 1
             async with self._slots:
                 outcome, again = await self._post(args.rm_url, body)
             if not again:
                 return outcome
-        return RewardFailure(outcome.kind, f"{outcome.detail} ({REMOTE_TRIES} tries)")
+            if attempt == REMOTE_TRIES:
+                return RewardFailure(outcome.kind, f"{outcome.detail} ({REMOTE_TRIES} tries)")
+            await asyncio.sleep(REMOTE_BACKOFF * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
 
     async def _post(self, url: str, body: dict[str, Any]) -> tuple[Any, bool]:
         """The outcome, and whether another try could help."""

@@ -63,7 +63,7 @@ class Claim:
             before = holder_of(path)
         if before is not None:
             say(f"took the endpoint over from {_described(before)}, which ended without releasing it")
-        self._write(manifests.Claim(holder=holder, host=os.uname().nodename, pid=os.getpid(), since=time.time()))
+        _write(self._file, manifests.Claim(holder=holder, host=os.uname().nodename, pid=os.getpid(), since=time.time()))
 
     def close(self) -> None:
         if self._file is not None:
@@ -71,12 +71,13 @@ class Claim:
             os.close(self._file)
             self._file = None
 
-    def _write(self, claim: manifests.Claim) -> None:
-        """In place: the lock is on this file, not on one that would replace it."""
-        data = msgspec.json.encode(claim)
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, data, 0)
-        os.fsync(self._file)
+
+def _write(file: int, claim: manifests.Claim) -> None:
+    """In place: the lock is on this file, not on one that would replace it."""
+    data = msgspec.json.encode(claim)
+    os.ftruncate(file, 0)
+    os.pwrite(file, data, 0)
+    os.fsync(file)
 
 
 def holder_of(path: pathlib.Path) -> manifests.Claim | None:

@@ -9,6 +9,7 @@ import tempfile
 
 from slime_cli import addresses, processes
 from slime_cli.hardware import device as hardware
+from slime_cli.options.resolve import Resolved
 from slime_cli.serving.process import Server
 
 
@@ -106,7 +107,7 @@ def start_router(host: str, port: int, argv: list[str], log: pathlib.Path) -> Se
     return Server("router", command, processes.without_proxies(processes.environment()), log)
 
 
-def engine_argv(resolved, model: str) -> list[str]:
+def engine_argv(resolved: Resolved, model: str) -> list[str]:
     """The user's ``--sglang-*`` options over what the device needs and what the trainer computes in."""
     config = json.loads((pathlib.Path(model) / "config.json").read_text())
     dtype = hardware.engine_dtype(hardware.find().kind, resolved.megatron, config)

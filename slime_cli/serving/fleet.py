@@ -19,6 +19,7 @@ from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import layout
 from slime_cli.options.groups import SlimeOptions
+from slime_cli.options.resolve import Resolved
 from slime_cli.serving.engine import EngineSpec, engine_argv, start_router
 
 START_TIMEOUT = 1800.0
@@ -42,7 +43,7 @@ def listening(s: SlimeOptions) -> tuple[str, int]:
     return host, s.sglang_router_port
 
 
-def first_device(resolved, place: int, device: hardware.Device) -> int:
+def first_device(resolved: Resolved, place: int, device: hardware.Device) -> int:
     """Where the engine at ``place`` begins: behind the trainer's GPUs, or at 0 where no trainer is or both share
     theirs.
 
@@ -62,7 +63,7 @@ class Fleet:
 
     def __init__(
         self,
-        resolved,
+        resolved: Resolved,
         model: str,
         run_dir: pathlib.Path,
         launch: Callable[[EngineSpec], object],

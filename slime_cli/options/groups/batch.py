@@ -9,7 +9,7 @@ from slime_cli.options.declare import AT_LEAST_1, given, group, option
 class Batch:
     """How a rollout's samples are cut into optimizer steps and micro-batches."""
 
-    num_steps_per_rollout: int | None = option(
+    num_steps_per_rollout: int = option(
         None, "Optimizer steps on each rollout; the global batch size follows from it.", bounds=AT_LEAST_1
     )
     use_dynamic_batch_size: bool = option(False, "Pack samples into micro-batches by their tokens.", resume="free")

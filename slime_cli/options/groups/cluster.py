@@ -11,7 +11,7 @@ class Cluster:
     actor_num_gpus_per_node: int = option(
         1, "Trainer ranks on each machine: GPUs, or processes on a CPU.", bounds=AT_LEAST_1, commands=EITHER
     )
-    rollout_num_gpus: int | None = option(
+    rollout_num_gpus: int = option(
         None,
         "Devices of all engines together; as many as the trainer's with --colocate.",
         bounds=AT_LEAST_0,

@@ -9,7 +9,7 @@ from slime_cli.options.declare import group, option
 class Data:
     """Where prompts come from, and how a row becomes a prompt."""
 
-    prompt_data: str | None = option(None, "JSON lines or Parquet of prompts, or reasoning-gym:TASK.")
+    prompt_data: str = option(None, "JSON lines or Parquet of prompts, or reasoning-gym:TASK.")
     input_key: str = option("input", "Field of a row that holds the prompt.")
     label_key: str | None = option(None, "Field of a row that holds the expected answer.")
     metadata_key: str = option("metadata", "Field of a row that travels with its samples.")

@@ -9,7 +9,7 @@ from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, given, gro
 class Model:
     """Where weights come from and where they are kept."""
 
-    hf_checkpoint: str | None = option(
+    hf_checkpoint: str = option(
         None, "Folder of the Hugging Face model: engine weights, tokenizer and chat template.", commands=EITHER
     )
     load: str | None = option(None, "Checkpoint folder to start or resume the trainer from.")

@@ -11,7 +11,7 @@ class Rollout:
     num_epoch: int | None = option(
         None, "Passes over the prompts, when --num-rollout is not given.", bounds=AT_LEAST_1, resume="free"
     )
-    rollout_batch_size: int | None = option(None, "Prompts in one rollout step.", bounds=AT_LEAST_1)
+    rollout_batch_size: int = option(None, "Prompts in one rollout step.", bounds=AT_LEAST_1)
     n_samples_per_prompt: int = option(1, "Answers generated for each prompt: the group.", bounds=AT_LEAST_1)
     rollout_temperature: float = option(1.0, "Sampling temperature; log-probabilities are scaled alike.", needs=POLICY)
     rollout_top_p: float = option(
@@ -31,7 +31,7 @@ class Rollout:
         42, "Seed of the prompt order and of procedural prompts.", bounds=AT_LEAST_0, commands=EITHER
     )
     rollout_skip_special_tokens: bool = option(False, "Leave special tokens out of the decoded answer.")
-    over_sampling_batch_size: int | None = option(
+    over_sampling_batch_size: int = option(
         None,
         "Prompts to draw whenever too few groups are left; --rollout-batch-size.",
         bounds=AT_LEAST_1,

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from slime_cli.rewards.graders.limits import too_large
 from slime_cli.rewards.graders.notation import tidy
@@ -170,14 +170,14 @@ def parsed(body: str) -> tuple[Any, ...]:
 
     normal = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     config = math_verify.LatexExtractionConfig(normalization_config=normal, boxed_match_priority=-1)
-    found = math_verify.parse(f"${body}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
+    found = math_verify.parse(f"${body}$", [config], fallback_mode="no_fallback", parsing_timeout=cast(int, None))
     out = []
     for expression in found:
         if too_large(expression):
             continue
         if isinstance(expression, sympy.Set):
             expression = expression.doit()  # an intersection of intervals is an interval
-        units = [symbol for symbol in expression.free_symbols if symbol.name == "i"]
+        units = [symbol for symbol in expression.free_symbols if str(symbol) == "i"]
         out.append(expression.subs(dict.fromkeys(units, sympy.I)) if units else expression)
     return tuple(out)
 
