@@ -361,10 +361,13 @@ async def test_remote_rewards(remote):
     (result,), _ = await scored(samples_of("r", prompt="p", label="l"), args)
     assert result == 0.75 and remote.asked == [{"prompt": "p", "response": "r", "label": "l"}] * 2
     cases = [((400, "bad"), 1, "HTTP 400: bad"), ((500, "no"), 4, "HTTP 500"), ((200, "<html>"), 1, "not JSON")]
-    for reply, tries, words in [*cases, ((200, '"x"'), 1, "str 'x'"), ((None, 0.5), 4, "no answer in 0.2 s")]:
+    for reply, tries, words in [*cases, ((200, '"x"'), 1, "str 'x'")]:
         remote.replies[:], remote.asked[:] = [reply], []
-        (result,), _ = await scored(samples_of("r"), args, timeout=0.2 if reply[0] is None else 5)
+        (result,), _ = await scored(samples_of("r"), args, timeout=60)
         assert words in result.detail and len(remote.asked) == tries, (reply, result)
+    remote.replies[:] = [(None, 0.5)]  # on a busy machine a try ends before the server has seen it
+    (result,), _ = await scored(samples_of("r"), args, timeout=0.2)
+    assert result.detail.endswith("no answer in 0.2 s (4 tries)")
     (result,), _ = await scored(samples_of("r"), options(rm_type="remote_rm"))
     assert "--rm-url" in result.detail
 
