@@ -71,8 +71,10 @@ def _require_listener(joined: str) -> None:
     if not host or "/" in joined or not port.isdecimal():
         return
     try:
+        if int(port) > 65535:  # the resolver would take it for the port that its low 16 bits are
+            raise OSError("no such port")
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise EngineError(f"nobody listens at RAY_ADDRESS={joined} ({reason})", _IS_IT_THERE.format(joined)) from None
 

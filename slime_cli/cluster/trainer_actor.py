@@ -9,7 +9,7 @@ import os
 import pathlib
 import shutil
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_cli import disk, manifests, processes
 from slime_cli.buffer.batch import TrainBatch
@@ -17,9 +17,15 @@ from slime_cli.cluster.learner import Begun, Trained
 from slime_cli.manifests import layout
 from slime_cli.training.settings import Settings
 
+if TYPE_CHECKING:
+    from slime_cli.training.trainer import Trainer
+
 
 class TrainerRank:
     """Wrapped by ``ray.remote`` in :mod:`slime_cli.cluster.cluster`; also usable directly, as tests do."""
+
+    trainer: "Trainer"
+    """The phase's, from :meth:`begin` on."""
 
     def __init__(self, rank: int, world_size: int, run_dir: str, trace: bool, working_directory: str) -> None:
         processes.enter(working_directory)
@@ -44,7 +50,6 @@ class TrainerRank:
                 logging.getLogger(name).setLevel(logging.ERROR)
         self.tracer = Tracer(run_dir, f"trainer-{rank}", enabled=trace)
         self.saving_to = run_dir
-        self.trainer = None
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 waits for the others."""
@@ -78,7 +83,7 @@ class TrainerRank:
         if not torch.distributed.is_initialized():
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = master[0], str(master[1])
             megatron.initialise(args, self.device)
-        self.trainer = None  # frees the phase before
+        vars(self).pop("trainer", None)  # frees the phase before
         self.trainer = Trainer(args, settings, self.tracer, self._hooks(settings), critic_args)
         self.hf_checkpoint = hf_checkpoint
         self.bridge = Bridge(hf_checkpoint, args.params_dtype)

@@ -70,17 +70,17 @@ def over_ranks(reports: list[dict[str, torch.Tensor]], **scalars: float) -> dict
 
 def over_steps(reports: list[dict[str, float] | None]) -> dict[str, float] | None:
     """Metrics of a rollout by their public names; None on ranks that do not report."""
-    reports = [r for r in reports if r is not None]
-    if not reports or mpu.get_tensor_model_parallel_rank() or mpu.get_data_parallel_rank(with_context_parallel=True):
+    told = [r for r in reports if r is not None]
+    if not told or mpu.get_tensor_model_parallel_rank() or mpu.get_data_parallel_rank(with_context_parallel=True):
         return None
-    tokens = sum(r["tokens"] for r in reports)
-    out = {"tokens": tokens, "steps": len(reports)}
-    for key in reports[0]:
+    tokens = sum(r["tokens"] for r in told)
+    out: dict[str, float] = {"tokens": tokens, "steps": len(told)}
+    for key in told[0]:
         kind, _, name = key.partition(":")
-        having = [r for r in reports if key in r]
+        having = [r for r in told if key in r]
         values = [r[key] for r in having]
         counted = sum(r.get(f"count:{name}", r["tokens"]) for r in having)
-        if not counted and f"count:{name}" in reports[0]:
+        if not counted and f"count:{name}" in told[0]:
             continue
         if kind == "mean":
             out[name] = sum(values) / max(counted, 1)

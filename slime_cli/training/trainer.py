@@ -10,7 +10,6 @@ import argparse
 import copy
 import functools
 import math
-import operator
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -49,13 +48,14 @@ class Trainer:
         self.tracer = tracer
         self.hooks = hooks or {}
         megatron.begin_phase(args)
-        more = {"skip_nan": settings.on_nan_gradient == "skip", "stateless_optimizer": settings.use_stateless_adam}
+        skip_nan = settings.on_nan_gradient == "skip"
+        network = functools.partial(Network, skip_nan=skip_nan, stateless_optimizer=settings.use_stateless_adam)
         trained = freezing.Trained(settings.only_train_params_name_list, settings.freeze_params_name_list)
-        self.policy = Network(args, trained.of(model.provider), **more)
+        self.policy = network(args, trained.of(model.provider))
         trained.check(self.policy.device)
         self.critic = None
         if settings.critic:
-            self.critic = Network(_untied(critic_args or args), model.critic_provider, "critic", **more)
+            self.critic = network(_untied(critic_args or args), model.critic_provider, "critic")
             self.policy.activate()
         self.splitter = Splitter(args, settings, self.policy.device)
         self.step = 0
@@ -135,8 +135,13 @@ class Trainer:
                 self._step(self.policy, mbs, head, loss, how, oversize_dropped=n) for mbs, n in zip(parts, dropped)
             ]
         self.step += len(parts)
-        out = [metrics.over_steps(r) for r in (of_critic, reports) if r]
-        return None if None in out else functools.reduce(operator.or_, out) | found
+        out: dict[str, float] = {}
+        for steps in filter(None, (of_critic, reports)):
+            reported = metrics.over_steps(steps)
+            if reported is None:
+                return None
+            out |= reported
+        return out | found
 
     def _check(self, batch: TrainBatch) -> None:
         """Raises DataError for a column that the settings need and the samples lack."""

@@ -8,12 +8,15 @@ padding ever sees it.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from slime_cli.training.batching import packing
+
+Lengths = Sequence[int] | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +36,11 @@ class Cut:
         """Tokens of a rank come in multiples of this: two chunks a sequence where there are chunks."""
         return self.multiple if self.size == 1 else math.lcm(self.multiple, 2)
 
-    def chunks(self, lengths_N: np.ndarray) -> np.ndarray:
+    def chunks(self, lengths_N: Lengths) -> np.ndarray:
         """Tokens of a chunk of each sequence, the padding of its last ones included, [N]."""
         return -(-np.asarray(lengths_N, np.int64) // (2 * self.size))
 
-    def whole(self, lengths_N: np.ndarray) -> np.ndarray:
+    def whole(self, lengths_N: Lengths) -> np.ndarray:
         """Length of each sequence with its padding, over all ranks, [N]."""
         return packing.padded(np.asarray(lengths_N, np.int64), self.size)
 
@@ -65,11 +68,11 @@ class Pack(PackedSeqParams):
     Python loop over sequences.
     """
 
-    positions_T: torch.Tensor = None
+    positions_T: torch.Tensor | None = None
     """Position of each of this rank's tokens in its own sequence."""
-    angles_T: torch.Tensor = None
+    angles_T: torch.Tensor | None = None
     """Whose position's angle sits at each place of the whole pack, so that RoPE's cut of it gives this rank its own."""
-    rectangles: Rectangles = None
+    rectangles: Rectangles | None = None
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -78,7 +81,7 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
 
 
-def places(lengths_N: np.ndarray, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
+def places(lengths_N: Lengths, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
     """The sequence and the position in it of each token that the rank holds, both [T]; positions from the length on are
     padding."""
     lengths_N = np.asarray(lengths_N, np.int64)
@@ -92,7 +95,7 @@ def places(lengths_N: np.ndarray, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
     return owners_T, within_T + chunk_T * np.where(first_T, cut.rank, 2 * cut.size - 2 - cut.rank)
 
 
-def pack(lengths: list[int], device: torch.device, cut: Cut = Cut()) -> Pack:
+def pack(lengths: Lengths, device: torch.device, cut: Cut = Cut()) -> Pack:
     """Parameters of a pack of sequences with these lengths (padding of the pack, if any, is a sequence of its own)."""
     _, positions_T = places(lengths, cut)
     whole_N = cut.whole(lengths)
@@ -125,24 +128,24 @@ def pack(lengths: list[int], device: torch.device, cut: Cut = Cut()) -> Pack:
     )
 
 
-def rectangles(lengths: list[int]) -> Rectangles:
+def rectangles(lengths: Lengths) -> Rectangles:
     """Whole sequences grouped by length to the next power of two, padded on the right: at most doubled, and no query
     sees it."""
-    lengths = np.asarray(lengths, np.int64)
-    starts = np.cumsum(lengths) - lengths
-    classes = [int(n - 1).bit_length() for n in lengths]
+    lengths_N = np.asarray(lengths, np.int64)
+    starts = np.cumsum(lengths_N) - lengths_N
+    classes = [int(n - 1).bit_length() for n in lengths_N]
     queries = []
     valid = []
     for each in sorted(set(classes)):
         members = np.flatnonzero(np.asarray(classes) == each)
-        column = np.arange(lengths[members].max())
-        inside = column < lengths[members][:, None]
+        column = np.arange(lengths_N[members].max())
+        inside = column < lengths_N[members][:, None]
         queries.append(np.where(inside, starts[members][:, None] + column, 0))
         valid.append(inside)
-    return _rectangles(queries, queries, valid, int(lengths.sum()))
+    return _rectangles(queries, queries, valid, int(lengths_N.sum()))
 
 
-def zigzag(lengths: list[int], cut: Cut) -> Rectangles:
+def zigzag(lengths: Lengths, cut: Cut) -> Rectangles:
     """The two chunks that a rank holds of every sequence, stacked by chunk length, with all keys up to a chunk's
     end."""
     chunks = cut.chunks(lengths)

@@ -61,7 +61,7 @@ class PackedRotary(_Packed, RotaryEmbedding):
 class PackedYarn(_Packed, YarnRotaryEmbedding):
     def forward(
         self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: ProcessGroup | None = None
-    ) -> tuple[torch.Tensor, float]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         angles, scale = super().forward(max_seq_len, offset, packed_seq, cp_group)
         return self._laid_out(angles), scale
 
