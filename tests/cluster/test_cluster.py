@@ -10,10 +10,10 @@ from slime_cli.cluster.learner import Learner
 from slime_cli.errors import EngineError, UsageError
 
 
-def failing(error):
+def failing(error: Exception) -> tuple[types.SimpleNamespace, types.SimpleNamespace]:
     """A Ray whose every answer is ``error``, and an actor whose methods can be asked."""
 
-    def get(reference, timeout=None):
+    def get(reference: object, timeout: float | None = None) -> None:
         raise error
 
     method = types.SimpleNamespace(remote=lambda *arguments: None)

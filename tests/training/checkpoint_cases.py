@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 import types
+from collections.abc import Callable
 
 import torch
 from megatron.core.dist_checkpointing.strategies import filesystem_async
@@ -100,7 +101,7 @@ def _sizes(tensor: int) -> types.SimpleNamespace:
     return types.SimpleNamespace(tensor_model_parallel_size=tensor, pipeline_model_parallel_size=1)
 
 
-def _refused(attempt) -> str:
+def _refused(attempt: Callable[[], object]) -> str:
     try:
         attempt()
     except SlimeError as error:

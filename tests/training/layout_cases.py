@@ -18,6 +18,7 @@ import rounding
 from layout_launch import OVER_FOUR
 from slime_cli import manifests
 from slime_cli.buffer.batch import TrainBatch
+from slime_cli.hardware.device import Device
 from slime_cli.manifests import checkpoints, layout
 from slime_cli.models import architecture
 from slime_cli.options.estimators import ESTIMATORS
@@ -289,7 +290,7 @@ def first_step(folder: pathlib.Path, case: str) -> dict[str, float]:
 # -- a rank ------------------------------------------------------------------------------------------------------------
 
 
-def argv(device, hf: pathlib.Path, flags: list[str]) -> list[str]:
+def argv(device: Device, hf: pathlib.Path, flags: list[str]) -> list[str]:
     model = architecture.argv(architecture.megatron_args(architecture.read_config(str(hf))))
     own = [
         "--global-batch-size",
@@ -314,9 +315,11 @@ class Session:
     flags: list[str]
     rank: int
     world_size: int
-    device: object
+    device: Device
 
-    def trainer(self, name: str, settings: Settings, flags: list[str], *, load: bool = True, hooks=None) -> Trainer:
+    def trainer(
+        self, name: str, settings: Settings, flags: list[str], *, load: bool = True, hooks: dict | None = None
+    ) -> Trainer:
         """With the weights of checkpoint ``name``, and its reference policy if the settings want one."""
         args = megatron.parse(argv(self.device, self.folder / name, self.flags + flags), self.rank, self.world_size)
         out = Trainer(args, settings, Tracer(str(self.folder), f"trainer-{self.rank}", enabled=False), hooks)

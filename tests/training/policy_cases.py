@@ -5,7 +5,7 @@ finite, hooks, a teacher, a critic that trains alone, resuming with one. Runs on
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -34,7 +34,9 @@ from slime_cli.training.settings import Settings
 from slime_cli.training.trainer import Trainer
 
 
-def moved(session: Session, settings: Settings, batch=None, flags=()) -> dict[str, bool]:
+def moved(
+    session: Session, settings: Settings, batch: TrainBatch | None = None, flags: Sequence[str] = ()
+) -> dict[str, bool]:
     """Parameter -> whether one rollout changed it."""
     trainer = session.trainer("untied", settings, list(flags))
     before = weights(trainer)
@@ -42,7 +44,7 @@ def moved(session: Session, settings: Settings, batch=None, flags=()) -> dict[st
     return {name: bool((before[name] != tensor).any()) for name, tensor in trainer.policy.parameters()}
 
 
-def said(kind: type[Exception], attempt) -> str:
+def said(kind: type[Exception], attempt: Callable[[], object]) -> str:
     """What an attempt fails with; nothing when it does not fail."""
     try:
         attempt()
@@ -344,7 +346,7 @@ def current_versions(session: Session) -> dict:
     return out
 
 
-def by_hand(batch, s: Settings, now: dict[int, float], old: dict[int, float]) -> float:
+def by_hand(batch: TrainBatch, s: Settings, now: dict[int, float], old: dict[int, float]) -> float:
     """GRPO's clipped loss over this rank's samples in plain floats."""
     advantage_N = advantages.grpo(batch.rewards_N, batch.group_index_N)
     total = 0.0
@@ -537,7 +539,9 @@ def far_out(session: Session) -> dict:
     }
 
 
-def far_in_a_sample_that_opsm_leaves_out(mb, gradients, plain: Settings) -> dict:
+def far_in_a_sample_that_opsm_leaves_out(
+    mb: MicroBatch, gradients: Callable[..., torch.Tensor], plain: Settings
+) -> dict:
     """One token whose ratio overflows, in samples whose mean has gone the other way."""
     s = dataclasses.replace(plain, use_opsm=True, opsm_delta=0.1)
     first_R = torch.from_numpy(np.diff(mb.sample_R.numpy(), prepend=-1) > 0)
@@ -550,7 +554,7 @@ def far_in_a_sample_that_opsm_leaves_out(mb, gradients, plain: Settings) -> dict
     return {"differing": int((got != want)[0, ~alone_R].sum()), "some": int((want != 0).sum())}
 
 
-def own_loss_where_masked(mb) -> dict:
+def own_loss_where_masked(mb: MicroBatch) -> dict:
     """A user's loss whose exponent overflows at masked tokens: neither its value nor its gradient knows of them."""
 
     def run(fill: float) -> tuple[float, torch.Tensor]:
