@@ -103,13 +103,21 @@ def _looks(
         if found:
             yield lambda: _fits(stage, found)
             yield lambda: _machine(stage, found, say if planning else None)
-        if not (run_dir / layout.SUMMARY).exists():  # a finished run shows its result, whoever served it is gone
+        if not _finished(resolved, run_dir):  # it shows its result, whoever served it is gone
             yield lambda: _endpoint(stage)
         yield lambda: opened.append(_data(stage, planning, named))
         yield lambda: _functions(stage)
     yield lambda: _folders(resolved, run_dir, say if planning else None)
     if any(getattr(stage.slime, name) for stage in each for name in ("load", "ref_load", "opd_teacher_load", "save")):
         yield lambda: _starts(resolved, each, run_dir)
+
+
+def _finished(resolved: Resolved, run_dir: pathlib.Path) -> bool:
+    if not (run_dir / layout.SUMMARY).exists():
+        return False
+    from slime_cli.loop import extending
+
+    return extending.finished(resolved, run_dir)
 
 
 def _lacking(stage: Resolved) -> Named:

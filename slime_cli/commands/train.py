@@ -27,6 +27,7 @@ def run(argv: list[str]) -> int:
     from slime_cli import installed
     from slime_cli.commands import train_data
     from slime_cli.loop import attempts as folders
+    from slime_cli.loop import extending
     from slime_cli.screen import Screen
 
     installed.require(*installed.TESTED)
@@ -34,8 +35,10 @@ def run(argv: list[str]) -> int:
     sources = preflight.check(resolved, run_dir, screen.say)
     names = [stage["name"] for stage in resolved.stages] or ["train"]
     rollouts = {}
-    if not (run_dir / layout.SUMMARY).exists():  # a finished run only shows its result
+    if not extending.finished(resolved, run_dir):
         rollouts = train_data.check(list(zip(names, preflight.stages(resolved), sources, strict=True)), screen.say)
+    if extending.finished(resolved, run_dir, rollouts):
+        return _show_result(run_dir, screen)
     warnings += _check_disks(resolved, run_dir)
     with folders.alone(run_dir):
         return _train(resolved, run_dir, warnings, screen, rollouts)
@@ -45,23 +48,21 @@ def _train(
     resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], screen: "Screen", rollouts: dict[str, int]
 ) -> int:
     from slime_cli.loop import attempts as folders
-    from slime_cli.loop import resuming
+    from slime_cli.loop import extending, resuming
 
     for warning in warnings:
         screen.warn(warning)
+    changed = folders.changed(resolved, run_dir)
     claimed = folders.claim(resolved, run_dir)
     screen.say(
         f"run directory {run_dir}, attempt {claimed.attempt}, on {claimed.hardware['count']} x"
         f" {claimed.hardware['name']}"
     )
-    finished = run_dir / layout.SUMMARY
-    if finished.exists():
-        from slime_cli.tracing import report
-
-        screen.say("this run is finished; its result:")
-        report.show(screen.console, run_dir, json.loads(finished.read_text()))
-        return 0
-    resuming.prepare(folders.stages(resolved, run_dir), run_dir, screen.say)
+    for change in changed:
+        screen.say(f"since the last attempt: {change}")
+    stages = folders.stages(resolved, run_dir)
+    extending.reopen(stages, run_dir, rollouts, screen.say)
+    resuming.prepare(stages, run_dir, screen.say)
 
     from slime_cli.run import Conductor
     from slime_cli.tracing import report
@@ -72,6 +73,14 @@ def _train(
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; what was committed is in {run_dir}", "the same command resumes") from None
     report.show(screen.console, run_dir, summary)
+    return 0
+
+
+def _show_result(run_dir: pathlib.Path, screen: "Screen") -> int:
+    from slime_cli.tracing import report
+
+    screen.say("this run is finished; its result:")
+    report.show(screen.console, run_dir, json.loads((run_dir / layout.SUMMARY).read_text()))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A run's folder: claimed by one configuration, resumed by the same one. Torch-free.
+"""A run's folder: claimed by one configuration, resumed by one that does not rewrite its past. Torch-free.
 
 What lies where in it: :mod:`slime_cli.manifests.layout`.
 """
@@ -17,26 +17,13 @@ from slime_cli import disk, installed, locks, manifests
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import layout
+from slime_cli.options import resume
 from slime_cli.options.resolve import Resolved
 
 JOURNAL = layout.JOURNAL
 METRICS = layout.METRICS
 StageOf = tuple[str, Resolved, pathlib.Path]
 """Name, options and folder of a stage."""
-NOT_IDENTITY = {
-    "run_dir",
-    "on_damaged_checkpoint",
-    "rollout_endpoint",
-    "opd_teacher_url",
-    "opd_teacher_timeout",
-    "trace",
-    "sglang_router_ip",
-    "sglang_router_port",
-    "max_groups_without_progress",
-    "drop_rollouts",
-    "max_logprob_diff",
-}
-"""Options that may differ between attempts: they say where, not what, or what a resume does, or when to give up."""
 
 
 def stages(resolved: Resolved, run_dir: pathlib.Path) -> list[StageOf]:
@@ -80,56 +67,56 @@ def versions() -> dict[str, str]:
 
 
 def earlier(resolved: Resolved, folder: pathlib.Path) -> manifests.Run | None:
-    """The run that the folder holds. Raises UsageError when it belongs to another configuration."""
-    path = folder / layout.RUN
-    if not path.exists():
-        return None
-    before = manifests.read(path, manifests.Run)
-    changed = _differences(before.options, _options(resolved))
-    if changed:
+    """The run that the folder holds. Raises UsageError when these options would rewrite its past."""
+    before = _read(folder)
+    refused = [str(change) for change in changed(resolved, folder) if not resume.free(change.section, change.dest)]
+    if refused:
+        more = f"; and {len(refused) - 5} more" if len(refused) > 5 else ""
         raise UsageError(
-            f"--run-dir {folder} holds a run with other options: {'; '.join(changed[:5])}",
-            "choose another --run-dir, or start with the same options to resume",
+            f"--run-dir {folder} holds a run with other options: {'; '.join(refused[:5])}{more}",
+            "choose another --run-dir, or resume with these as they were; rollouts, intervals, engines, timeouts and "
+            "memory may change (docs/options.md)",
         )
     return before
 
 
-def _options(resolved: Resolved) -> dict:
-    """As ``run.json`` has them."""
-    names = ("slime", "megatron", "sglang", "router", "stages")
-    return json.loads(json.dumps({name: resolved.values(name) for name in names}, default=str))
+def changed(resolved: Resolved, folder: pathlib.Path) -> list[resume.Change]:
+    """Options that the attempt before had otherwise; none where there was none."""
+    before = _read(folder)
+    return resume.changes(before.options, resume.recorded(resolved)) if before else []
+
+
+def _read(folder: pathlib.Path) -> manifests.Run | None:
+    path = folder / layout.RUN
+    return manifests.read(path, manifests.Run) if path.exists() else None
 
 
 def claim(resolved: Resolved, folder: str | os.PathLike) -> manifests.Run:
-    """Writes or updates ``run.json``. Raises UsageError when the folder belongs to another configuration."""
+    """Writes or updates ``run.json``. Raises UsageError when these options would rewrite the run's past."""
     folder = pathlib.Path(folder)
     before = earlier(resolved, folder)
-    attempt, created = (before.attempt + 1, before.created) if before else (1, time.time())
+    number, created = (before.attempt + 1, before.created) if before else (1, time.time())
     device = hardware.find()
-    run = manifests.Run(
-        options=_options(resolved),
-        origins=resolved.origins,
+    attempt = manifests.Attempt(
+        number=number,
+        started=time.time(),
         argv=list(resolved.argv),
+        changed={change.name: (change.before, change.now) for change in changed(resolved, folder)},
         versions=versions(),
         hardware={"device": device.kind, "count": device.count, "name": device.name, "cores": os.cpu_count()},
-        attempt=attempt,
+    )
+    run = manifests.Run(
+        options=resume.recorded(resolved),
+        origins=resolved.origins,
+        argv=attempt.argv,
+        versions=attempt.versions,
+        hardware=attempt.hardware,
+        attempt=number,
         created=created,
+        attempts=[*(before.attempts if before else ()), attempt],
     )
     manifests.write(folder / layout.RUN, run)
     return run
-
-
-def _differences(before: dict, now: dict) -> list[str]:
-    out = []
-    for section in ("slime", "megatron", "sglang", "router"):
-        old = before.get(section, {})
-        new = now[section]
-        for name in sorted((old.keys() | new.keys()) - NOT_IDENTITY):
-            if old.get(name) != new.get(name):
-                out.append(f"{name} was {old.get(name)!r}, now {new.get(name)!r}")
-    if before.get("stages") != now["stages"]:
-        out.append("the profile's stages differ")
-    return out
 
 
 def append_line(path: pathlib.Path, values: dict) -> None:

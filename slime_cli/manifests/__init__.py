@@ -29,6 +29,19 @@ __all__ = [
 ]
 
 
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a run."""
+
+    number: int
+    started: float
+    """Unix seconds."""
+    argv: list[str]
+    changed: dict[str, tuple[Any, Any]]
+    """``section.name`` -> its values in the attempt before and in this one."""
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+
+
 class Run(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.run/1", kw_only=True):
     """``run.json``: what a run is, complete enough to start it again."""
 
@@ -43,6 +56,8 @@ class Run(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.run/1", kw
     """1 for the first start of this run directory, one more at each resume."""
     created: float
     """Unix seconds of the first start."""
+    attempts: list[Attempt] = []
+    """Every start, in order. ``options``, ``argv``, ``versions`` and ``hardware`` above are those of the last one."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.checkpoint/1", kw_only=True):

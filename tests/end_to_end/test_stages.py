@@ -29,7 +29,7 @@ def test_the_same_command_again_shows_the_result_and_other_options_are_refused(t
     again = slime(*words)
     assert again.returncode == 0 and "finished" in again.stdout
     other = slime(*words, "--eps-clip", "0.3")
-    assert other.returncode == 2 and "eps_clip was 0.2, now 0.3" in other.stderr
+    assert other.returncode == 2 and "--eps-clip was 0.2, now 0.3" in other.stderr
 
 
 def test_trace_and_profile_read_the_run(trained, tmp_path):
