@@ -48,7 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         rate = light.journal_rate(folder / "journal")
-        row("journal: lease, finish, batch, commit", rate, "samples/s", ">= 20000", rate >= 20000)
+        row("journal: lease, generated, finish, batch, commit", rate, "samples/s", ">= 20000", rate >= 20000)
         from slime_cli.models import tiny
 
         model = str(tiny.make("tiny:qwen3", folder / "model"))

@@ -22,7 +22,8 @@ def command_seconds(*words: str) -> float:
 
 
 def journal_rate(folder: pathlib.Path, rollouts: int = 20, groups: int = 128, size: int = 8) -> float:
-    """Samples a second through lease, finish, batched and commit (one durable commit a rollout)."""
+    """Trajectories a second through all their fates, each generation kept before its reward (one durable commit a
+    rollout)."""
     row = PromptRow("1 + 1", "2", {}, "bench", 1)
     start = time.perf_counter()
     with Journal(folder / "journal.sqlite") as journal:
@@ -46,6 +47,7 @@ def journal_rate(folder: pathlib.Path, rollouts: int = 20, groups: int = 128, si
             ]
             indices = [s.index for s in samples]
             journal.lease(leases, {"position": first}, r)
+            journal.generated(samples)
             journal.finish(samples)
             journal.batched(indices, r)
             journal.commit(steps=[(r + 1, r, "v", indices)], checkpoint="c")

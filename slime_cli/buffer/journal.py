@@ -1,24 +1,23 @@
-"""The journal: what became of every sample of a run, in one SQLite file that survives kill -9.
+"""The journal: what became of every trajectory of a phase, in one SQLite file that survives kill -9.
 
-Called by the conductor, the only writer; ``slime trace`` reads along. A row of ``samples`` is an execution: what it
-fanned out
-into moves, is counted and is recovered as one. Invariants:
+Its one writer is the Data Buffer (:mod:`slime_cli.buffer.buffer`); ``slime trace`` reads along. A row of ``samples`` is a
+trajectory: what it fanned out into moves, is counted and is recovered as one. Invariants:
 
-* a sample moves only along ``SOURCES`` (PENDING -> LEASED -> GENERATED -> REWARDED -> BATCHED -> TRAINED | DROPPED);
-  any other move raises ValueError naming the sample and changes nothing: each method is one transaction;
+* a trajectory moves only along ``SOURCES`` (PENDING -> LEASED -> GENERATED -> REWARDED -> BATCHED -> TRAINED | DROPPED);
+  any other move raises ValueError naming it and changes nothing: each method is one transaction;
+* what was generated is kept until a batch has it or it is dropped: PENDING, LEASED and GENERATED keep what was last given
+  to :meth:`Journal.generated` or :meth:`Journal.release`, over a kill too; only :meth:`Journal.restart` forgets it;
 * TRAINED is entered only by :meth:`Journal.commit`, together with the step, weight version and durable checkpoint, and
-  once per sample: ``trained`` is append-only and unique by sample, whatever ``samples`` says;
+  once per trajectory: ``trained`` is append-only and unique by trajectory, whatever ``samples`` says;
 * TRAINED is left only by :meth:`Journal.roll_back`, when the checkpoint of a commit is lost and with it what the
-  training did.
-  Nothing is taken out of ``commits`` and ``trained`` then: a row of ``rollbacks`` says which of theirs no longer stand,
-  and a
-  sample is trained at most once among those that do;
+  training did. Nothing is taken out of ``commits`` and ``trained`` then: a row of ``rollbacks`` says which of theirs no
+  longer stand, and a trajectory is trained at most once among those that do;
 * the metrics of a rollout are in it before the rollout is committed, so ``metrics.jsonl`` can be made from it;
 * the prompt cursor moves in the transaction that leases the rows it passed, so a row is neither lost nor dealt twice;
-* dispatched = trained + dropped + in flight: the left side is counted when dealt, the right from where samples are.
+* dispatched = trained + dropped + in flight: the left side is counted when dealt, the right from where trajectories are.
 
 A killed process loses no finished transaction. A power cut may lose the last few, but never one before a commit: that
-one is fsynced, and with it everything older.
+one is fsynced, and with it everything older. ``tests/buffer/test_journal_states.py`` walks every small state.
 """
 
 import collections
@@ -184,12 +183,13 @@ class Journal:
 
     # ---- writing: one transaction each ----
 
-    def lease(self, rows: Iterable[Lease], cursor: dict[str, Any], rollout_id: int) -> None:
-        """Deals groups of new samples (LEASED) and moves the prompt cursor past their rows."""
+    def lease(self, rows: Iterable[Lease], cursor: dict[str, Any], rollout_id: int, version: int | None = None) -> None:
+        """Deals groups of new trajectories (LEASED) and moves the prompt cursor past their rows. ``version``: how many
+        rollouts the engines' weights were trained on; a group counts its age from it."""
         rows = list(rows)
         groups = [(group, row.source, row.row, epoch, encode(row)) for group, row, epoch, _ in rows]
         samples = [
-            (index, group, position, rollout_id)
+            (index, group, position, rollout_id, version)
             for group, _, _, indices in rows
             for position, index in enumerate(indices)
         ]
@@ -201,27 +201,33 @@ class Journal:
                 raise ValueError(f"a group or sample of rollout {rollout_id} was dealt before ({error})") from error
             self._put("cursor", cursor)
 
+    def resume(self, indices: Iterable[int], rollout_id: int, version: int | None = None) -> None:
+        """PENDING ones go out again; those that have tokens keep the age that they have."""
+        age = "leased_at = CASE WHEN payload IS NULL THEN ? ELSE leased_at END"
+        with self._transaction():
+            rows = [(rollout_id, version, i) for i in indices]
+            self._move(Fate.LEASED, rows, f"rollout_id = ?, attempts = attempts + 1, {age}")
+
     def generated(self, samples: Sequence[Sample]) -> None:
         """Generation ended; the reward is still to come."""
         with self._transaction():
             self._store(Fate.GENERATED, samples)
 
     def finish(self, samples: Sequence[Sample]) -> None:
-        """Rewarded, and so fit for a batch; all siblings of an execution in one call."""
+        """Rewarded, and so fit for a batch; all siblings of a trajectory in one call."""
         with self._transaction():
             self._store(Fate.REWARDED, samples)
-
-    rewarded = finish
 
     def release(self, samples: Sequence[Sample]) -> None:
         """Back to PENDING with what was generated so far, to be continued (partial rollouts)."""
         with self._transaction():
             self._store(Fate.PENDING, samples)
 
-    def resume(self, indices: Iterable[int], rollout_id: int) -> None:
-        """PENDING samples go out again."""
+    def restart(self, indices: Iterable[int]) -> None:
+        """Back to PENDING, to be generated from the start: what there was of them is forgotten."""
         with self._transaction():
-            self._move(Fate.LEASED, [(rollout_id, i) for i in indices], "rollout_id = ?")
+            rows = [(i,) for i in indices]
+            self._move(Fate.PENDING, rows, "reward = NULL, payload = NULL, leased_at = NULL")
 
     def drop(self, indices: Iterable[int], reason: str) -> None:
         with self._transaction():
@@ -235,7 +241,7 @@ class Journal:
     def commit(self, *, steps: Iterable[tuple[int, int, str, Sequence[int]]], checkpoint: str) -> None:
         """``steps`` (step, rollout_id, weight_version, indices) are in the durable ``checkpoint``: all or nothing.
 
-        Raises ValueError, naming them, when samples are not BATCHED (trained before, say) or a step was committed.
+        Raises ValueError, naming them, when trajectories are not BATCHED (trained before, say) or a step was committed.
         """
         steps = [(step, rollout, version, list(indices)) for step, rollout, version, indices in steps]
         moves = [(step, version, i) for step, _, version, indices in steps for i in indices]
@@ -288,11 +294,10 @@ class Journal:
             self._put(key, value)
 
     def recover(self) -> Recovery:
-        """Takes over from an attempt that ended anyhow: what was under way becomes PENDING, the rest stays."""
+        """Takes over from an attempt that ended anyhow: what was under way becomes PENDING, with what it had; the rest
+        stays."""
         with self._transaction() as db:
-            db.execute(
-                "UPDATE samples SET fate = 'PENDING', attempts = attempts + 1 WHERE fate IN ('LEASED', 'GENERATED')"
-            )
+            db.execute("UPDATE samples SET fate = 'PENDING' WHERE fate IN ('LEASED', 'GENERATED')")
             batched = db.execute(
                 "SELECT rollout_id, sample_index FROM samples WHERE fate = 'BATCHED' ORDER BY rollout_id, sample_index"
             )
@@ -372,9 +377,10 @@ class Journal:
 
     # ---- inside a transaction ----
 
-    def _insert(self, samples: list[tuple[int, int, int, int | None]]) -> None:
+    def _insert(self, samples: list[tuple[int, int, int, int, int | None]]) -> None:
         self._db.executemany(
-            "INSERT INTO samples(sample_index, group_index, position, fate, rollout_id) VALUES(?,?,?,'LEASED',?)",
+            "INSERT INTO samples(sample_index, group_index, position, fate, rollout_id, leased_at)"
+            " VALUES(?,?,?,'LEASED',?,?)",
             samples,
         )
         self._put("dispatched", self._get("dispatched", 0) + len(samples))

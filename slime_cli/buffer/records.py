@@ -9,14 +9,14 @@ import json
 import pathlib
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from slime_cli.buffer.types import Fate, PromptRow, Sample
 from slime_cli.errors import DataError
 
-VERSION = 2
+VERSION = 3
 
 _TRAININGS = f"""
 CREATE TABLE commits(
@@ -56,13 +56,19 @@ CREATE TABLE groups(
 CREATE TABLE samples(
     sample_index INTEGER PRIMARY KEY, group_index INTEGER NOT NULL REFERENCES groups, position INTEGER NOT NULL,
     fate TEXT NOT NULL, reason TEXT, rollout_id INTEGER, step INTEGER, weight_version TEXT,
-    attempts INTEGER NOT NULL DEFAULT 1, reward, payload BLOB);
+    attempts INTEGER NOT NULL DEFAULT 1, reward, payload BLOB, leased_at INTEGER);
 CREATE TABLE state(key TEXT PRIMARY KEY, value TEXT NOT NULL);
 {_TRAININGS}"""
 
+_WITH_AGES = f"""
+ALTER TABLE samples ADD COLUMN leased_at INTEGER;
+UPDATE samples SET leased_at = rollout_id WHERE payload IS NOT NULL;
+PRAGMA user_version = {VERSION};
+"""
+"""Before, a rollout's groups were dealt when it began, by weights of all rollouts before it."""
+
 UPGRADES = {
-    1: (
-        f"""
+    1: f"""
 DROP TRIGGER trained_never_changes;
 DROP TRIGGER trained_never_shrinks;
 ALTER TABLE commits RENAME TO commits_1;
@@ -72,23 +78,23 @@ INSERT INTO commits SELECT step, 0, rollout_id, weight_version, checkpoint, samp
 INSERT INTO trained SELECT sample_index, 0, step FROM trained_1;
 DROP TABLE commits_1;
 DROP TABLE trained_1;
-"""
-    )
+{_WITH_AGES}""",
+    2: _WITH_AGES,
 }
 """Version of an older journal -> what makes the present one of it."""
 
-_UNFINISHED = (Fate.PENDING, Fate.LEASED, Fate.GENERATED)
+_OUT = (Fate.LEASED, Fate.GENERATED)
 
 SOURCES: dict[Fate, tuple[Fate, ...]] = {
-    Fate.PENDING: _UNFINISHED,
+    Fate.PENDING: _OUT,
     Fate.LEASED: (Fate.PENDING,),
-    Fate.GENERATED: (Fate.PENDING, Fate.LEASED),
-    Fate.REWARDED: _UNFINISHED,
+    Fate.GENERATED: (Fate.LEASED,),
+    Fate.REWARDED: _OUT,
     Fate.BATCHED: (Fate.REWARDED,),
     Fate.TRAINED: (Fate.BATCHED,),
-    Fate.DROPPED: (*_UNFINISHED, Fate.REWARDED, Fate.BATCHED),
+    Fate.DROPPED: (Fate.PENDING, *_OUT, Fate.REWARDED, Fate.BATCHED),
 }
-"""The fates that a sample may come from, by the fate that it goes to. New samples are LEASED."""
+"""The fates that a trajectory may come from, by the fate that it goes to. New ones are LEASED."""
 
 Lease = tuple[int, PromptRow, int, Sequence[int]]
 """``(group_index, row, epoch, sample indices)``"""
@@ -109,7 +115,7 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenGroup:
-    """A group that has samples to generate or to batch. Its batched, trained and dropped samples are not listed."""
+    """A group that has trajectories to generate or to batch. Its batched, trained and dropped ones are not listed."""
 
     group_index: int
     row: PromptRow
@@ -117,10 +123,12 @@ class OpenGroup:
     finished: tuple[Sample, ...]
     """REWARDED, in position order, siblings one after the other."""
     pending: tuple[int, ...]
-    """Sample indices still to finish, in position order."""
+    """Indices of those still to finish, in position order."""
     partial: dict[int, list[Sample]]
     """What is known already of some of ``pending``: cut-off generations, or whole ones that lack a reward; with
     siblings."""
+    leased_at: int | None = None
+    """The version, in rollouts trained, at which the oldest of what it has was leased; None where it has nothing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,7 +139,7 @@ class Recovery:
     """The last committed step; None before the first."""
     groups: tuple[OpenGroup, ...]
     replay: dict[int, tuple[int, ...]]
-    """Rollout id -> its BATCHED, uncommitted samples, oldest rollout first: train them from ``rollouts/NNNNNN``."""
+    """Rollout id -> its BATCHED, uncommitted trajectories, oldest rollout first: train them from ``rollouts/NNNNNN``."""
     cursor: dict[str, Any] | None
     """As given to the last lease; None before the first."""
     next_group_index: int
@@ -178,7 +186,7 @@ class Ledger:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """All that the journal says about one sample (``slime trace why``)."""
+    """All that the journal says about one trajectory (``slime trace why``)."""
 
     sample_index: int
     group_index: int
@@ -194,9 +202,9 @@ class Record:
     undone: tuple[int, ...]
     """Steps that trained it before and that a rollback undid."""
     attempts: int
-    """Times that its generation was started."""
+    """Times that it went out to be generated, or continued."""
     reward: float | dict[str, Any] | list | None
-    """A list when the execution fanned out: one for each sibling."""
+    """A list when the trajectory fanned out: one for each sibling."""
     prompt: PromptRow
 
 
@@ -212,7 +220,7 @@ decode = msgspec.msgpack.decode
 
 
 def payload_of(siblings: list[Sample]) -> bytes:
-    """A sample; a list of them where an execution fanned out."""
+    """A sample; a list of them where a trajectory fanned out."""
     parts = [sample.part for sample in siblings]
     if len(set(parts)) < len(parts):
         raise ValueError(f"sample {siblings[0].index} is named twice: its siblings are parts {parts}")
@@ -265,28 +273,38 @@ def complaint(db: sqlite3.Connection, to: Fate, indices: Sequence[int]) -> str:
 
 
 def open_groups(db: sqlite3.Connection) -> tuple[OpenGroup, ...]:
-    """Groups that have samples to generate or to batch, by index."""
+    """Groups that have trajectories to generate or to batch, by index."""
     rows = db.execute(
-        "SELECT group_index, epoch, prompt, sample_index, fate, payload FROM samples JOIN groups USING(group_index)"
+        "SELECT group_index, epoch, prompt, sample_index, fate, payload, leased_at"
+        " FROM samples JOIN groups USING(group_index)"
         " WHERE fate IN ('PENDING', 'REWARDED') ORDER BY group_index, position"
     )
     found: dict[int, OpenGroup] = {}
-    members: dict[int, list[tuple[int, str, bytes | None]]] = collections.defaultdict(list)
-    for group, epoch, prompt, index, fate, payload in rows:
+    members: dict[int, list[_Member]] = collections.defaultdict(list)
+    for group, epoch, prompt, *member in rows:
         if group not in found:
             found[group] = OpenGroup(group, PromptRow(**decode(prompt)), epoch, (), (), {})
-        members[group].append((index, fate, payload))
+        members[group].append(_Member(*member))
     return tuple(_with_members(group, members[group.group_index]) for group in found.values())
 
 
-def _with_members(group: OpenGroup, members: list[tuple[int, str, bytes | None]]) -> OpenGroup:
-    samples = {index: samples_of(payload) for index, _, payload in members if payload is not None}
-    pending = tuple(index for index, fate, _ in members if fate == Fate.PENDING.value)
+class _Member(NamedTuple):
+    index: int
+    fate: str
+    payload: bytes | None
+    leased_at: int | None
+
+
+def _with_members(group: OpenGroup, members: list[_Member]) -> OpenGroup:
+    samples = {m.index: samples_of(m.payload) for m in members if m.payload is not None}
+    pending = tuple(m.index for m in members if m.fate == Fate.PENDING.value)
+    ages = [m.leased_at for m in members if m.payload is not None and m.leased_at is not None]
     return dataclasses.replace(
         group,
-        finished=tuple(s for index, fate, _ in members if fate == Fate.REWARDED.value for s in samples[index]),
+        finished=tuple(s for m in members if m.fate == Fate.REWARDED.value for s in samples[m.index]),
         pending=pending,
         partial={index: samples[index] for index in pending if index in samples},
+        leased_at=min(ages, default=None),
     )
 
 

@@ -58,7 +58,7 @@ def train(journal: Journal, indices: list[int], step: int) -> None:
 def test_a_sample_goes_through_and_the_ledger_balances(journal):
     indices = deal(journal, 0, 2, 4, rollout_id=7)
     journal.generated([done(0, reward=None)])
-    journal.rewarded([done(0)])
+    journal.finish([done(0)])
     journal.finish([done(i) for i in indices[1:6]])
     journal.drop(indices[6:], "stale")
     journal.batched(indices[:4], 7)
@@ -89,9 +89,9 @@ def test_recovery_keeps_what_was_finished_and_returns_the_rest(journal):
     assert (first.group_index, first.pending, first.row) == (1, (5, 6, 7), row(1))
     assert first.finished == (done(4, reward={"score": 0.5}),) and first.partial == {5: [done(5, reward=None)]}
     assert (second.group_index, second.pending, second.finished) == (3, (12, 13, 14, 15), ())
-    assert journal.record(5).attempts == 2 and journal.record(4).attempts == 1
-    journal.finish([done(5)])  # a PENDING sample may be finished straight away
-    journal.resume([6], 2)
+    journal.resume([5, 6], 2)
+    assert [journal.record(i).attempts for i in (4, 5, 6, 7)] == [1, 2, 2, 1]
+    journal.finish([done(5)])  # its generation is what the attempt before left of it
     assert journal.record(6).fate is Fate.LEASED and journal.ledger().balanced
 
 
@@ -101,8 +101,25 @@ def test_a_partial_generation_is_kept_and_continued(journal):
     journal.release([half])
     assert journal.recover().groups[0].partial == {0: [half]}
     journal.resume([0], 1)
+    assert journal.recover().groups[0].partial == {0: [half]}, "a kill in its continuation lost it"
+    journal.resume([0], 1)
     journal.finish([done(0, n=1)])
     assert journal.record(0).rollout_id == 1
+
+
+def test_a_group_is_as_old_as_the_lease_of_its_oldest_tokens(journal):
+    rows = [(g, row(g), 0, [2 * g, 2 * g + 1]) for g in range(3)]
+    journal.lease(rows, {}, 5, version=4)
+    journal.finish([done(0, 2)])
+    journal.release([done(2, 2)])
+    assert [g.leased_at for g in journal.recover().groups] == [4, 4, None]
+    journal.resume([1, 2, 3, 4, 5], 7, version=6)
+    journal.generated([done(3, 2, None), done(4, 2, None)])
+    assert [g.leased_at for g in journal.recover().groups] == [4, 4, 6]
+    journal.resume([2], 8, version=7)
+    journal.restart([2])
+    assert [g.leased_at for g in journal.recover().groups] == [4, 6, 6]
+    assert journal.recover().groups[1].partial == {3: [done(3, 2, None)]}
 
 
 def fanned_out(index: int, rewards: list, n: int = 4) -> list[Sample]:
@@ -443,6 +460,7 @@ def work_until_killed(path: str, acknowledged: str) -> None:
         )
         ready = list(finished)
         open_now = [i for g in recovery.groups for i in g.pending]
+        journal.resume(open_now, step)
         while True:
             open_now += deal(journal, group, 4, 4, step)
             group += 4
