@@ -40,9 +40,10 @@ class _Tracks:
         for stack in self.open:
             while stack and stack[-1][0] <= start:
                 stack.pop()
+        first = 1 if span.name in names.ROLLOUT_WORKS else 0  # the first is the loop's: its steps stay there
         track = self._in_parent(span.parent, end)
-        if track is None:
-            track = self._free(span)
+        if track is None or track < first:
+            track = self._free(first)
         stack = self.open[track]
         if stack:
             end = min(end, stack[-1][0])
@@ -57,9 +58,7 @@ class _Tracks:
         last, innermost = self.open[track][-1]
         return track if innermost == parent and end <= last + CLOCK_SLACK_US else None
 
-    def _free(self, span: TraceSpan) -> int:
-        """The first is left to the loop: what works beside it would push its steps from track to track."""
-        first = 1 if span.name in names.ROLLOUT_WORKS else 0
+    def _free(self, first: int) -> int:
         while len(self.open) <= first:
             self.open.append([])
         for track in range(first, len(self.open)):
