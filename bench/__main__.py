@@ -7,92 +7,97 @@ import platform
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 from slime_cli import manifests
 from slime_cli.hardware import device as hardware
 from slime_cli.loop.attempts import versions
 from slime_cli.screen import Screen
 
+TARGET = "runs/bench.json"
+QUICKSTART = pathlib.Path("runs/quickstart/summary.json")
+
+
+class Table:
+    """The rows so far; each says on what it was measured."""
+
+    def __init__(self) -> None:
+        self.screen = Screen()
+        self.rows: list[dict[str, Any]] = []
+        device = hardware.find()
+        self.setup: dict[str, Any] = {
+            "device": device.name,
+            "cores": os.cpu_count(),
+            "machine": platform.machine(),
+            "load": os.getloadavg()[0],
+            **versions(),
+        }
+
+    def at_most(self, name: str, value: float, unit: str, bound: float, **more: Any) -> None:
+        self._add(name, value, unit, f"<= {bound:g}", value <= bound, more)
+
+    def at_least(self, name: str, value: float, unit: str, bound: float, **more: Any) -> None:
+        self._add(name, value, unit, f">= {bound:g}", value >= bound, more)
+
+    def _add(self, name: str, value: float, unit: str, budget: str, holds: bool, more: dict[str, Any]) -> None:
+        setup = self.setup | more
+        value = float(f"{value:.4g}")
+        self.rows.append({"name": name, "value": value, "unit": unit, "budget": budget, "holds": holds, "setup": setup})
+        self.screen.say(f"{name}: {value:.4g} {unit}  (budget {budget})  {'holds' if holds else 'FALLS SHORT'}")
+
 
 def main() -> None:
-    screen = Screen()
-    rows = []
-    device = hardware.find()
-    setup = {
-        "device": device.name,
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "load": os.getloadavg()[0],
-        **versions(),
-    }
-
-    def row(name: str, value: float, unit: str, budget: str, holds: bool, **more) -> None:
-        rows.append(
-            {
-                "name": name,
-                "value": float(f"{value:.4g}"),
-                "unit": unit,
-                "budget": budget,
-                "holds": bool(holds),
-                "setup": setup | more,
-            }
-        )
-        screen.say(f"{name}: {value:.4g} {unit}  (budget {budget})  {'holds' if holds else 'FALLS SHORT'}")
-
-    from bench import light
-
-    seconds = light.command_seconds("--help")
-    row("slime --help", seconds, "s", "<= 0.5", seconds <= 0.5)
-    seconds = light.command_seconds("train", "--profile", "quickstart", "--dry-run")
-    row("slime train --dry-run", seconds, "s", "<= 0.5", seconds <= 0.5)
+    table = Table()
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
-        rate = light.journal_rate(folder / "journal")
-        row("journal: lease, generated, finish, batch, commit", rate, "samples/s", ">= 20000", rate >= 20000)
         from slime_cli.models import tiny
 
         model = str(tiny.make("tiny:qwen3", folder / "model"))
-        dd = light.disk_rate(folder)
-        published = light.publish_rate(folder, model)
-        row("disk publish / dd", published / dd, "ratio", ">= 0.80", published / dd >= 0.8, dd=dd, published=published)
-        step = json.loads(
-            subprocess.run(
-                [sys.executable, "-m", "bench.step", model], check=True, capture_output=True, text=True
-            ).stdout.splitlines()[-1]
-        )
-        row(
-            "trainer step / bare Megatron loop",
-            step["step"],
-            "ratio",
-            "<= 1.05",
-            step["step"] <= 1.05,
-            seconds=step["seconds"],
-        )
-        memory = json.loads(
-            subprocess.run(
-                [sys.executable, "-m", "bench.heads"], check=True, capture_output=True, text=True
-            ).stdout.splitlines()[-1]
-        )
-        name = "peak memory of the log-probability path / one float32 copy of its logits"
-        row(name, memory["chunked"], "ratio", "<= 1", memory["chunked"] <= 1, **memory)
-        row("tracing on / off, step time, every span on", step["trace"], "ratio", "<= 1.02", step["trace"] <= 1.02)
-        from bench import rollout
+        without_engines(table, folder, model)
+        trainer(table, model)
+        engines(table, folder, model)
+    if QUICKSTART.exists():
+        worst = json.loads(QUICKSTART.read_text())["logprob_abs_diff_max"]
+        table.at_most("trainer against engine log-probabilities (runs/quickstart)", worst, "nats", 1e-4)
+    manifests.write_json(TARGET, table.rows)
+    table.screen.say(f"written to {TARGET}")
 
-        found = rollout.ratio(model, folder / "serve", screen.say)
-        row(
-            "rollout stage / straight to the engine",
-            found["ratio"],
-            "ratio",
-            ">= 0.95",
-            found["ratio"] >= 0.95,
-            tokens_per_second=found,
-        )
-    quickstart = pathlib.Path("runs/quickstart/summary.json")
-    if quickstart.exists():
-        worst = json.loads(quickstart.read_text())["logprob_abs_diff_max"]
-        row("trainer against engine log-probabilities (runs/quickstart)", worst, "nats", "<= 1e-4", worst <= 1e-4)
-    manifests.write_json("runs/bench.json", rows)
-    screen.say("written to runs/bench.json")
+
+def without_engines(table: Table, folder: pathlib.Path, model: str) -> None:
+    from bench import light
+
+    table.at_most("slime --help", light.command_seconds("--help"), "s", 0.5)
+    seconds = light.command_seconds("train", "--profile", "quickstart", "--dry-run")
+    table.at_most("slime train --dry-run", seconds, "s", 0.5)
+    rate = light.journal_rate(folder / "journal")
+    table.at_least("journal: lease, generated, finish, batch, commit", rate, "samples/s", 20000)
+    dd = light.disk_rate(folder)
+    published = light.publish_rate(folder, model)
+    table.at_least("disk publish / dd", published / dd, "ratio", 0.8, dd=dd, published=published)
+
+
+def trainer(table: Table, model: str) -> None:
+    step = _process("bench.step", model)
+    table.at_most("trainer step / bare Megatron loop", step["step"], "ratio", 1.05, seconds=step["seconds"])
+    memory = _process("bench.heads")
+    name = "peak memory of the log-probability path / one float32 copy of its logits"
+    table.at_most(name, memory["chunked"], "ratio", 1, **memory)
+    name = "tracing on / off, step time, every span on"
+    table.at_most(name, step["trace"], "ratio", 1.02, seconds=step["seconds"])
+
+
+def engines(table: Table, folder: pathlib.Path, model: str) -> None:
+    from bench import rollout
+
+    found = rollout.ratio(model, folder / "serve", table.screen.say)
+    name = "rollout stage / straight to the engine"
+    table.at_least(name, found["ratio"], "ratio", 0.95, tokens_per_second=found)
+
+
+def _process(module: str, *arguments: str) -> dict[str, Any]:
+    """What a benchmark that has a process of its own prints last."""
+    command = [sys.executable, "-m", module, *arguments]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

@@ -224,10 +224,13 @@ def compare(job: dict[str, Any], args: Any, model: list[Any], bridge: Any, say: 
     def result(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
         pathlib.Path(f"{job['result']}.{what}.{args.rank}").write_text(str(float((got - want).abs().max())))
 
-    no_optimizer = types.SimpleNamespace(reload_model_params=lambda: None)
-    checkpoint.load(args, job["load"], model, no_optimizer, None, weights_only=True)
+    no_optimizer: Any = types.SimpleNamespace(reload_model_params=lambda: None)
+    no_scheduler: Any = None
+    checkpoint.load(args, job["load"], model, no_optimizer, no_scheduler, weights_only=True)
     pack = packs.pack(LENGTHS, torch.device("cpu"))
     tokens_T = torch.cat(sequences())
+    positions_T = pack.positions_T
+    assert positions_T is not None, "only attention has a pack without them"
     want = torch.load(pathlib.Path(job["hf"]) / "expected.pt")
 
     def step(iterator: Iterator[Any], model: Any) -> tuple[Any, Callable[..., Any]]:
@@ -236,11 +239,12 @@ def compare(job: dict[str, Any], args: Any, model: list[Any], bridge: Any, say: 
             result("logits", logits_TV.detach(), want["logits_TV"])
             return (logits_TV * loss_weights_TV()).sum(), {}
 
-        return model(tokens_T[None], pack.positions_T[None], None, packed_seq_params=pack), last
+        return model(tokens_T[None], positions_T[None], None, packed_seq_params=pack), last
 
     model[0].train()
+    run_pass: Any = get_forward_backward_func()
     with torch.enable_grad():
-        get_forward_backward_func()(
+        run_pass(
             forward_step_func=step,
             data_iterator=iter([]),
             model=model,
@@ -364,7 +368,9 @@ def case(family: str, layout: str, model: pathlib.Path, scratch: pathlib.Path) -
             "dtype": "float32",
             "result": str(scratch / "found"),
         }
-        run(job | sizes | {"argv": architecture.argv(architecture.megatron_args(config))}, None)
+        known = architecture.megatron_args(config)
+        assert known is not None, "it was converted"
+        run(job | sizes | {"argv": architecture.argv(known)}, None)
         for field, what in (("logits_max_diff", "logits"), ("gradient_max_relative_diff", "grad")):
             out[field] = max((float(path.read_text()) for path in scratch.glob(f"found.{what}.*")), default=None)
     except SlimeError as error:

@@ -74,8 +74,9 @@ async def _direct(url: str, params: dict[str, Any], renderer: Renderer, source: 
     ) as http:
 
         async def one(i: int) -> int:
-            tokens = renderer.prompt(source[2500 + round_ * PROMPTS + i]).tokens
-            body = {"input_ids": tokens, "sampling_params": params | {"n": 4}, "return_logprob": True}
+            rendered = renderer.prompt(source[2500 + round_ * PROMPTS + i])
+            assert rendered is not None, "no prompt of this source is too long"
+            body = {"input_ids": rendered.tokens, "sampling_params": params | {"n": 4}, "return_logprob": True}
             async with http.post(url + "/generate", json=body) as answer:
                 answers = await answer.json()
             return sum(len(a["output_ids"]) for a in answers)

@@ -80,7 +80,9 @@ def made(model: str, tracer: Tracer) -> "Trainer":
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     argv = megatron.always(device, transformer_engine=transformer_engine.problem(device.kind) is None)
-    argv += architecture.argv(architecture.megatron_args(architecture.read_config(model)) or {})
+    known = architecture.megatron_args(architecture.read_config(model))
+    assert known is not None, model
+    argv += architecture.argv(known)
     argv += ["--global-batch-size", str(SAMPLES), "--lr", "1e-4"]
     args = megatron.parse(argv, 0, 1)
     megatron.initialise(args, device)
