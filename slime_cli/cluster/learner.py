@@ -22,7 +22,7 @@ class Begun:
     """A phase's model, as the ranks have built it."""
 
     parameters: int
-    """Of rank 0's part of the model."""
+    """Those that rank 0 holds."""
     device: str
     warning: str
     """What the user should know of how it is computed; empty when there is nothing."""

@@ -166,7 +166,7 @@ class Preparation:
             batch.rewards_N,
             batch.group_index_N,
             shape,
-            executions_N=batch.sample_index_N,
+            trajectories_N=batch.sample_index_N,
             kl_R=kl_R,
             values_R=values_R,
             distil_R=distil_R,

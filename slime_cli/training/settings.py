@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import types
+from typing import Literal
 
 from slime_cli.options.estimators import GROUP_RELATIVE
 from slime_cli.options.groups import SlimeOptions
@@ -47,7 +48,7 @@ class Settings:
 
     use_rollout_logprobs: bool = False
     keep_old_actor: bool = False
-    untold_version: str = "present"
+    untold_version: Literal["present", "kept", "unknown"] = "present"
     """Which weights a token counts as written by where nobody tells (a custom generate function's): the ``present``
     ones, as where every rollout begins with the trainer's weights and ends before they change; those that
     ``--keep-old-actor`` has ``kept``, which are what the engines hold; else ``unknown`` ones, and nothing is measured.
@@ -147,7 +148,7 @@ class Settings:
         return self.policy and (self.use_kl_loss or self.kl_coef != 0)
 
 
-def _untold_version(slime: SlimeOptions) -> str:
+def _untold_version(slime: SlimeOptions) -> Literal["present", "kept", "unknown"]:
     """What :attr:`Settings.untold_version` says. Surplus groups of over-sampling wait until the weights are others."""
     if slime.keep_old_actor:
         return "kept"

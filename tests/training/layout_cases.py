@@ -162,10 +162,10 @@ def global_batch(poisoned: bool = False) -> TrainBatch:
 
 
 def fanned_out() -> TrainBatch:
-    """The same samples, of executions that fanned out: alone, in pairs, in threes, a wholly masked sibling, siblings
+    """The same samples, of trajectories that fanned out: alone, in pairs, in threes, a wholly masked sibling, siblings
     apart."""
-    executions = np.array([0, 0, 1, 2, 4, 4, 4, 5, 9, 8, 8, 8, 12, 13, 12, 13])
-    return dataclasses.replace(global_batch(), sample_index_N=executions)
+    trajectories = np.array([0, 0, 1, 2, 4, 4, 4, 5, 9, 8, 8, 8, 12, 13, 12, 13])
+    return dataclasses.replace(global_batch(), sample_index_N=trajectories)
 
 
 def batch_of(which: str) -> TrainBatch:
@@ -247,7 +247,7 @@ def first_step(folder: pathlib.Path, case: str) -> dict[str, float]:
     trained = collections.Counter(
         np.repeat(batch.sample_index_N, batch.response_lengths_N)[batch.loss_mask_R == 1].tolist()
     )
-    executions = len(set(batch.sample_index_N.tolist()))
+    trajectories = len(set(batch.sample_index_N.tolist()))
 
     def load(which):
         return Qwen3ForCausalLM.from_pretrained(folder / which, attn_implementation="eager").double()
@@ -259,14 +259,14 @@ def first_step(folder: pathlib.Path, case: str) -> dict[str, float]:
     sums = {"pg_loss": 0.0, "kl_loss": 0.0}
     entropies = 0.0
     total = 0.0
-    for row, advantage, execution in zip(rows(batch), advantages_N, batch.sample_index_N.tolist()):
+    for row, advantage, trajectory in zip(rows(batch), advantages_N, batch.sample_index_N.tolist()):
         targets = row["tokens"][len(row["tokens"]) - row["response"] :]
         mask = row["mask"]
         if not mask.any():
             continue
         log_p = response_logits(policy, row).log_softmax(-1)
         now = log_p.gather(1, targets[:, None])[:, 0][mask]
-        weight = 1 / tokens if flags else 1 / (trained[execution] * executions)
+        weight = 1 / tokens if flags else 1 / (trained[trajectory] * trajectories)
         if s.policy:
             with torch.no_grad():
                 log_q = response_logits(reference, row).log_softmax(-1).gather(1, targets[:, None])[:, 0][mask]

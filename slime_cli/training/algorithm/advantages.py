@@ -1,9 +1,9 @@
 """Advantages from the rewards of a global batch. Pure numpy in float64; torch-free.
 
 Everything is computed over the whole batch at once, so nothing here can depend on packing, micro-batches or layout.
-Groups are ragged by design and distinguished by id, never by position; what is compared in them are executions, each once,
-however many samples it fanned out into. Recurrences over a response run over its trained tokens only: what is masked (a
-tool's words, padding) is stepped over, NaN and infinity included.
+Groups are ragged by design and distinguished by id, never by position; what is compared in them are trajectories, each
+once, however many samples it fanned out into. Recurrences over a response run over its trained tokens only: what is
+masked (a tool's words, padding) is stepped over, NaN and infinity included.
 
 References: GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1), Dr. GRPO (arXiv 2503.20783), REINFORCE++ and its
 baseline variant (arXiv 2501.03262), generalised advantage estimation (arXiv 1506.02438, eq. 16).
@@ -62,14 +62,14 @@ class Shape:
         return out
 
 
-def execution_rewards(rewards_N: np.ndarray, executions_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """At each sample its execution's reward, the mean over siblings; and bool, True at the first of them. Both [N].
+def execution_rewards(rewards_N: np.ndarray, trajectories_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """At each sample its trajectory's reward, the mean over siblings; and bool, True at the first of them. Both [N].
 
-    ``executions_N`` names the execution of each sample; with None each is its own.
+    ``trajectories_N`` names the trajectory of each sample; with None each is its own.
     """
-    if executions_N is None:
+    if trajectories_N is None:
         return rewards_N, np.ones(len(rewards_N), bool)
-    _, first, owner_N = np.unique(executions_N, return_index=True, return_inverse=True)
+    _, first, owner_N = np.unique(trajectories_N, return_index=True, return_inverse=True)
     first_N = np.zeros(len(rewards_N), bool)
     first_N[first] = True
     return (np.bincount(owner_N, rewards_N) / np.bincount(owner_N))[owner_N], first_N
@@ -86,7 +86,7 @@ def finite(rewards_N: np.ndarray) -> np.ndarray:
 def grpo(
     rewards_N: np.ndarray,
     groups_N: np.ndarray,
-    executions_N: np.ndarray | None = None,
+    trajectories_N: np.ndarray | None = None,
     *,
     normalise: bool = True,
     divide_by_std: bool = True,
@@ -94,8 +94,8 @@ def grpo(
     """Group-relative advantages, shape [N].
 
     ``(r - mean) / (std + 1e-6)`` within each group, with mean and unbiased standard deviation (ddof 1) over the rewards
-    of its executions, and r the sample's own: siblings that were rewarded apart have advantages apart. A group whose
-    executions' rewards are equal within float noise, and a group of one execution, gets exactly zero.
+    of its trajectories, and r the sample's own: siblings that were rewarded apart have advantages apart. A group whose
+    trajectories' rewards are equal within float noise, and a group of one trajectory, gets exactly zero.
     ``normalise=False`` returns the rewards as they are; ``divide_by_std=False`` is Dr. GRPO. Raises ValueError for a
     reward that is not finite.
     """
@@ -103,10 +103,10 @@ def grpo(
     if not normalise:
         return rewards_N.copy()
     out = np.zeros_like(rewards_N)
-    of_execution_N, first_N = execution_rewards(rewards_N, executions_N)
+    of_trajectory_N, first_N = execution_rewards(rewards_N, trajectories_N)
     for group in np.unique(groups_N):
         members = groups_N == group
-        rewards_G = of_execution_N[members & first_N]
+        rewards_G = of_trajectory_N[members & first_N]
         spread = rewards_G.max() - rewards_G.min()
         if len(rewards_G) < 2 or spread <= SPREAD_TOLERANCE * max(1.0, np.abs(rewards_G).max()):
             continue
@@ -115,9 +115,9 @@ def grpo(
     return out
 
 
-def groups_without_spread(rewards_N: np.ndarray, groups_N: np.ndarray, executions_N: np.ndarray | None = None) -> int:
-    """How many groups teach nothing because their executions' rewards are equal."""
-    advantages_N = grpo(rewards_N, groups_N, executions_N, divide_by_std=False)
+def groups_without_spread(rewards_N: np.ndarray, groups_N: np.ndarray, trajectories_N: np.ndarray | None = None) -> int:
+    """How many groups teach nothing because their trajectories' rewards are equal."""
+    advantages_N = grpo(rewards_N, groups_N, trajectories_N, divide_by_std=False)
     return int(sum(not advantages_N[groups_N == g].any() for g in np.unique(groups_N)))
 
 
@@ -181,16 +181,16 @@ def compute(
     groups_N: np.ndarray,
     shape: Shape,
     *,
-    executions_N: np.ndarray | None = None,
+    trajectories_N: np.ndarray | None = None,
     kl_R: np.ndarray | None = None,
     values_R: np.ndarray | None = None,
     distil_R: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Advantages and returns of every response token, both [R] and 0 where masked, by ``settings.advantage_estimator``.
 
-    ``executions_N``: which execution each sample came from; each its own when not given. ``kl_R``: divergence from the
-    reference that ``--kl-coef`` takes off the reward. ``values_R``: the critic's, for ppo. ``distil_R``: student minus
-    teacher log-probabilities, which on-policy distillation takes off the advantage.
+    ``trajectories_N``: which trajectory each sample came from; each its own when not given. ``kl_R``: divergence from
+    the reference that ``--kl-coef`` takes off the reward. ``values_R``: the critic's, for ppo. ``distil_R``: student
+    minus teacher log-probabilities, which on-policy distillation takes off the advantage.
     """
     s = settings
     estimator = s.advantage_estimator
@@ -200,7 +200,7 @@ def compute(
             grpo(
                 rewards_N,
                 groups_N,
-                executions_N,
+                trajectories_N,
                 normalise=s.rewards_normalization,
                 divide_by_std=s.grpo_std_normalization,
             )
@@ -210,7 +210,7 @@ def compute(
         advantages_R = discounted(token_rewards(rewards_N, kl_R, s.kl_coef, shape), s.gamma, shape)
         returns_R = advantages_R
     elif estimator == "reinforce_plus_plus_baseline":
-        centred_N = grpo(rewards_N, groups_N, executions_N, normalise=s.rewards_normalization, divide_by_std=False)
+        centred_N = grpo(rewards_N, groups_N, trajectories_N, normalise=s.rewards_normalization, divide_by_std=False)
         advantages_R = shape.over_tokens(centred_N) - (0.0 if kl_R is None else s.kl_coef * shape.masked(kl_R))
         returns_R = advantages_R
     elif estimator == "ppo":

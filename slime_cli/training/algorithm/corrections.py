@@ -69,20 +69,20 @@ Custom = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, dict[str, float]]]
 """A user's weights [R] and metrics, of the old and the engine's log-probabilities."""
 
 
-def mean_weight(weights_R: np.ndarray, level: str, shape: Shape, executions_N: np.ndarray | None) -> float:
+def mean_weight(weights_R: np.ndarray, level: str, shape: Shape, trajectories_N: np.ndarray | None) -> float:
     """What ``--tis-batch-normalize`` divides by: the mean over all that have a weight of their own, of which there must
     be one.
 
     At token level those are the trained tokens. At the other levels they are samples, however long they are; siblings
-    that one execution fanned out count as one together, with their mean. ``executions_N``: which execution each sample
-    came from; each its own when not given.
+    that one trajectory fanned out count as one together, with their mean. ``trajectories_N``: which trajectory each
+    sample came from; each its own when not given.
     """
     if level == "token":
         return float(weights_R[shape.mask_R].mean())
     has_N = shape.counts() > 0
     of_sample_N = (shape.sums(weights_R) / np.maximum(shape.counts(), 1))[has_N]
-    of_execution_N, first_N = execution_rewards(of_sample_N, None if executions_N is None else executions_N[has_N])
-    return float(of_execution_N[first_N].mean())
+    of_trajectory_N, first_N = execution_rewards(of_sample_N, None if trajectories_N is None else trajectories_N[has_N])
+    return float(of_trajectory_N[first_N].mean())
 
 
 def correct(
@@ -91,10 +91,10 @@ def correct(
     rollout_log_probs_R: np.ndarray,
     shape: Shape,
     custom: Custom | None = None,
-    executions_N: np.ndarray | None = None,
+    trajectories_N: np.ndarray | None = None,
 ) -> Correction:
     """Weights by ``settings`` (``use_tis``, ``tis_*``, ``use_rs``, ``rs_*``), and what they did. ``custom`` takes the
-    place of the ``tis_*``; without ``use_tis`` only its metrics count. ``executions_N`` as in :func:`mean_weight`."""
+    place of the ``tis_*``; without ``use_tis`` only its metrics count. ``trajectories_N`` as in :func:`mean_weight`."""
     s = settings
     mask_R = shape.mask_R
     gap_R = shape.masked(old_log_probs_R) - shape.masked(rollout_log_probs_R)
@@ -110,7 +110,7 @@ def correct(
         weights_R = np.where(mask_R, np.minimum(bounded_R, np.exp(LIMIT)), 0.0)
         metrics["tis_clipfrac"] = float((weights_R[mask_R] != ratio_R[mask_R]).mean()) if mask_R.any() else 0.0
         if s.tis_batch_normalize and weights_R[mask_R].any():
-            weights_R = weights_R / mean_weight(weights_R, s.tis_level, shape, executions_N)
+            weights_R = weights_R / mean_weight(weights_R, s.tis_level, shape, trajectories_N)
         metrics["tis"] = float(weights_R[mask_R].mean()) if mask_R.any() else 0.0
     if s.use_rs:
         kept_R = rejection(s, gap_R, shape)

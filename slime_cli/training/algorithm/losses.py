@@ -156,16 +156,16 @@ def value_loss(
 
 
 def sample_weights(
-    mask_sums_N: torch.Tensor, executions_N: torch.Tensor, step_executions: int, per_token: bool
+    mask_sums_N: torch.Tensor, trajectories_N: torch.Tensor, step_trajectories: int, per_token: bool
 ) -> torch.Tensor:
     """Weight of each token of a sample in the step's loss, [N].
 
-    Default: the mean over an execution's trained tokens, those of all its siblings, then over the executions of the
-    step: ``1 / (max(mask sum over the execution, 1) * step_executions)``. What fans out counts no more than what does
-    not. With ``per_token`` the weight is 1 and the step divides by all trained tokens of the global batch.
+    Default: the mean over a trajectory's trained tokens, those of all its siblings, then over the trajectories of the
+    step: ``1 / (max(mask sum over the trajectory, 1) * step_trajectories)``. What fans out counts no more than what
+    does not. With ``per_token`` the weight is 1 and the step divides by all trained tokens of the global batch.
     """
     if per_token:
         return torch.ones_like(mask_sums_N, dtype=torch.float32)
-    owners_N = torch.unique(executions_N, return_inverse=True)[1]
+    owners_N = torch.unique(trajectories_N, return_inverse=True)[1]
     totals_N = torch.zeros_like(mask_sums_N).index_add(0, owners_N, mask_sums_N)[owners_N]
-    return 1.0 / (totals_N.clamp(min=1).float() * step_executions)
+    return 1.0 / (totals_N.clamp(min=1).float() * step_trajectories)

@@ -21,7 +21,7 @@ from slime_cli.training.settings import Settings
 
 
 def total(values_R: torch.Tensor, mb: MicroBatch) -> torch.Tensor:
-    """The micro-batch's part of the mean over executions (or tokens) of the global batch."""
+    """The micro-batch's part of the mean over trajectories (or tokens) of the global batch."""
     return (losses.masked(values_R, mb.mask_R) * mb.weight_R).sum()
 
 

@@ -1,7 +1,8 @@
 """Which weights wrote the trained tokens of a batch: the trainer's present ones, the older ones it keeps, or others.
 
 A token is on-policy when the present weights wrote it. Only there is the difference between the engine's and the
-trainer's log-probabilities a figure of the two alone; elsewhere the policy's own change is in it too. Numpy; torch-free.
+trainer's log-probabilities a figure of the two alone; elsewhere the policy's own change is in it too. Numpy;
+torch-free.
 """
 
 import dataclasses

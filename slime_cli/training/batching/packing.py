@@ -1,6 +1,6 @@
 """From samples to micro-batches: split into steps, pack, then hand out.
 
-Invariants, each tested: siblings of an execution are in one step; every sample of a step is in exactly one micro-batch
+Invariants, each tested: siblings of a trajectory are in one step; every sample of a step is in exactly one micro-batch
 or is counted as dropped; every data-parallel rank gets the same number of micro-batches; a micro-batch holds at most
 ``max_tokens`` tokens unless it is one oversize sample that the policy isolates. The schedule depends on the lengths,
 and the costs that follow from them, alone, so every rank computes the same one by itself. Torch-free.
@@ -35,15 +35,15 @@ def padded(length: Length, ranks: int) -> Length:
     return length if ranks == 1 else -(-length // (2 * ranks)) * 2 * ranks
 
 
-def split_steps(executions: Sequence[int], steps: int) -> list[list[int]]:
-    """Positions of each optimizer step's samples, whose executions are given: executions in order, as even as they can
-    be.
+def split_steps(trajectories: Sequence[int], steps: int) -> list[list[int]]:
+    """Positions of each optimizer step's samples, whose trajectories are given: trajectories in order, as even as they
+    can be.
 
     The trainer's steps and the conductor's account of what each trained are both made here.
     """
     members: dict[int, list[int]] = {}
-    for position, execution in enumerate(executions):
-        members.setdefault(execution, []).append(position)
+    for position, trajectory in enumerate(trajectories):
+        members.setdefault(trajectory, []).append(position)
     whole = list(members.values())
     edges = [len(whole) * i // steps for i in range(steps + 1)]
     return [[position for siblings in whole[a:b] for position in siblings] for a, b in zip(edges, edges[1:])]

@@ -79,11 +79,11 @@ class Splitter:
     def token_weights(self, batch: TrainBatch, positions: Sequence[int]) -> np.ndarray:
         """What a token of each sample counts in the loss of the step that the samples at ``positions`` make, [N]."""
         per_token = self.args.calculate_per_token_loss
-        executions_N = batch.sample_index_N
+        trajectories_N = batch.sample_index_N
         trained_R = np.concatenate([[0], np.cumsum(batch.loss_mask_R, dtype=np.int64)])
         sums_N = trained_R[batch.response_starts_N + batch.response_lengths_N] - trained_R[batch.response_starts_N]
-        of_step = len(np.unique(executions_N[list(positions)]))
+        of_step = len(np.unique(trajectories_N[list(positions)]))
         weights_N = losses.sample_weights(
-            torch.from_numpy(sums_N), torch.from_numpy(executions_N), of_step, per_token
+            torch.from_numpy(sums_N), torch.from_numpy(trajectories_N), of_step, per_token
         ).numpy()
         return weights_N / max(int(sums_N[list(positions)].sum()), 1) if per_token else weights_N

@@ -92,8 +92,8 @@ fanned = st.lists(
 
 
 @given(fanned, st.booleans(), st.randoms(use_true_random=False))
-def test_an_execution_counts_once_in_its_group(found, divide_by_std, random):
-    """Mean and spread of the paper are over executions' mean rewards, the reward compared with them is a sample's
+def test_a_trajectory_counts_once_in_its_group(found, divide_by_std, random):
+    """Mean and spread of the paper are over trajectories' mean rewards, the reward compared with them is a sample's
     own."""
     means = [math.fsum(rewards) / len(rewards) for _, rewards in found]
     want = []
@@ -105,28 +105,28 @@ def test_an_execution_counts_once_in_its_group(found, divide_by_std, random):
     rows = [(r, group, e) for e, (group, rewards) in enumerate(found) for r in rewards]
     order = list(range(len(rows)))
     random.shuffle(order)
-    rewards_N, groups_N, executions_N = (np.array(column) for column in zip(*(rows[i] for i in order)))
-    got = grpo(rewards_N, groups_N, executions_N, divide_by_std=divide_by_std)
+    rewards_N, groups_N, trajectories_N = (np.array(column) for column in zip(*(rows[i] for i in order)))
+    got = grpo(rewards_N, groups_N, trajectories_N, divide_by_std=divide_by_std)
     np.testing.assert_allclose(got, np.array(want)[order], rtol=1e-9, atol=1e-9)
 
 
 @given(ragged, st.booleans(), st.randoms(use_true_random=False))
-def test_without_fan_out_executions_change_nothing_to_the_bit(samples, divide_by_std, random):
+def test_without_fan_out_trajectories_change_nothing_to_the_bit(samples, divide_by_std, random):
     groups = np.array([g for g, _ in samples])
     rewards = np.array([r for _, r in samples]) / 3
-    executions = np.array(random.sample(range(1000), len(samples)))
+    trajectories = np.array(random.sample(range(1000), len(samples)))
     np.testing.assert_array_equal(
-        grpo(rewards, groups, executions, divide_by_std=divide_by_std),
+        grpo(rewards, groups, trajectories, divide_by_std=divide_by_std),
         grpo(rewards, groups, divide_by_std=divide_by_std),
     )
 
 
-def test_siblings_differ_but_executions_do_not():
+def test_siblings_differ_but_trajectories_do_not():
     rewards = np.array([1.0, 0.0, 0.5])
-    executions = np.array([4, 4, 5])
-    np.testing.assert_array_equal(grpo(rewards, np.zeros(3, int), executions), 0)
+    trajectories = np.array([4, 4, 5])
+    np.testing.assert_array_equal(grpo(rewards, np.zeros(3, int), trajectories), 0)
     assert (
-        groups_without_spread(rewards, np.zeros(3, int), executions) == 1
+        groups_without_spread(rewards, np.zeros(3, int), trajectories) == 1
         and groups_without_spread(rewards, np.zeros(3, int)) == 0
     )
 

@@ -93,21 +93,21 @@ fanned_out = st.lists(
 
 @given(fanned_out, st.sampled_from(["sequence", "geometric"]), st.randoms(use_true_random=False))
 def test_siblings_count_as_one_in_the_mean_of_weights(found, level, random):
-    rows = [(execution, size, log_ratio) for execution, siblings in enumerate(found) for size, log_ratio in siblings]
+    rows = [(trajectory, size, log_ratio) for trajectory, siblings in enumerate(found) for size, log_ratio in siblings]
     random.shuffle(rows)
-    executions_N, sizes_N, log_ratios_N = (np.array(column) for column in zip(*rows))
+    trajectories_N, sizes_N, log_ratios_N = (np.array(column) for column in zip(*rows))
     shape = Shape(
         sizes_N + 1, np.concatenate([np.arange(n + 1) < n for n in sizes_N])
     )  # the last token of each is masked
     each_N = log_ratios_N if level == "geometric" else log_ratios_N / np.maximum(sizes_N, 1)
     gaps = np.where(shape.mask_R, each_N[shape.owner_R], np.nan)
     settings = dataclasses.replace(Settings(), use_tis=True, tis_level=level, tis_clip=5.0, tis_batch_normalize=True)
-    got = corrections.correct(settings, gaps, np.zeros(len(gaps)), shape, executions_N=executions_N)
+    got = corrections.correct(settings, gaps, np.zeros(len(gaps)), shape, trajectories_N=trajectories_N)
     weights = [[min(math.exp(d), 5.0) for n, d in siblings if n] for siblings in found]
     mean = statistics.fmean([statistics.fmean(of_siblings) for of_siblings in weights if of_siblings] or [1.0])
     want = np.minimum(np.exp(log_ratios_N), 5.0)[shape.owner_R] / mean * shape.mask_R
     np.testing.assert_allclose(got.weights_R, want, rtol=1e-12)
-    alone = corrections.correct(settings, gaps, np.zeros(len(gaps)), shape, executions_N=np.arange(len(rows)))
+    alone = corrections.correct(settings, gaps, np.zeros(len(gaps)), shape, trajectories_N=np.arange(len(rows)))
     np.testing.assert_array_equal(
         alone.weights_R, corrections.correct(settings, gaps, np.zeros(len(gaps)), shape).weights_R
     )

@@ -142,13 +142,13 @@ def test_sample_weights_average_over_tokens_then_samples():
 
 
 def test_siblings_share_a_denominator():
-    """Three executions: of 1, 3 and 2 samples, apart from one another; the last without a trained token."""
-    executions = [7, 3, 9, 3, 3, 9]
+    """Three trajectories: of 1, 3 and 2 samples, apart from one another; the last without a trained token."""
+    trajectories = [7, 3, 9, 3, 3, 9]
     sums = [5, 2, 0, 0, 8, 0]
-    want = [1 / (max(sum(n for n, e in zip(sums, executions) if e == own), 1) * 3) for own in executions]
-    weights_N = losses.sample_weights(torch.tensor(sums), torch.tensor(executions), 3, per_token=False)
+    want = [1 / (max(sum(n for n, e in zip(sums, trajectories) if e == own), 1) * 3) for own in trajectories]
+    weights_N = losses.sample_weights(torch.tensor(sums), torch.tensor(trajectories), 3, per_token=False)
     torch.testing.assert_close(weights_N.tolist(), want, rtol=1e-6, atol=0)
-    total = {e: sum(w * n for w, n, own in zip(weights_N.tolist(), sums, executions) if own == e) for e in (7, 3, 9)}
+    total = {e: sum(w * n for w, n, own in zip(weights_N.tolist(), sums, trajectories) if own == e) for e in (7, 3, 9)}
     assert total == pytest.approx({7: 1 / 3, 3: 1 / 3, 9: 0.0}), "each counts one third, however many samples it has"
 
 

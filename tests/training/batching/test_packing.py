@@ -167,9 +167,9 @@ def test_steps_split_the_batch_in_order_and_evenly(count, steps):
 
 
 @given(st.lists(st.integers(0, 20), max_size=60), st.integers(1, 9))
-def test_siblings_are_in_one_step_wherever_they_are_in_the_batch(executions, steps):
-    parts = packing.split_steps(executions, steps)
-    assert sorted(i for part in parts for i in part) == list(range(len(executions))) and len(parts) == steps
-    held = [{executions[i] for i in part} for part in parts]
-    assert sum(map(len, held)) == len(set(executions)), "no execution is in two steps"
+def test_siblings_are_in_one_step_wherever_they_are_in_the_batch(trajectories, steps):
+    parts = packing.split_steps(trajectories, steps)
+    assert sorted(i for part in parts for i in part) == list(range(len(trajectories))) and len(parts) == steps
+    held = [{trajectories[i] for i in part} for part in parts]
+    assert sum(map(len, held)) == len(set(trajectories)), "no trajectory is in two steps"
     assert max(map(len, held)) - min(map(len, held)) <= 1
