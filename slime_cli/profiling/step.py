@@ -10,7 +10,7 @@ what the step waits for it. How well the two sides overlap is said by their idle
 
 * the trainer is idle while a step waits for a batch (``wait_for_batch``);
 * the rollout side is idle while it has nothing in flight (no ``generate`` and no ``reward`` is open), or while the
-  engines are paused.
+  engines get their weights (``sync`` and ``verify``), when whatever is in flight stands still.
 
 Older runs have no ``wait_for_batch``: they generated in the step, and the trainer was idle meanwhile.
 """
@@ -87,7 +87,7 @@ def step_budget(spans: Iterable[TraceSpan], phase: str | None = None, rollout_id
     of_train = _Account()
     trainer_idle = 0.0
     for step in steps:
-        parts, waits = _parts(children[step.id])
+        parts, waits = _parts(children[step.id], children)
         owned = account.add(parts, (step.ts, step.end))
         trainer_idle += owned.get(waits, 0.0)
         for train in (part for part in parts if part.name == names.TRAIN):
@@ -136,12 +136,16 @@ def _by_parent(spans: Iterable[TraceSpan]) -> Mapping[int | None, list[TraceSpan
     return found
 
 
-def _parts(children: Sequence[TraceSpan]) -> tuple[list[TraceSpan], str]:
+def _parts(inside: Sequence[TraceSpan], children: Mapping[int | None, list[TraceSpan]]) -> tuple[list[TraceSpan], str]:
     """The parts of a step, and the name of the one in which the trainer waits. What a step merely started, and what
-    goes its own way since, is not a part of it."""
-    if any(child.name == names.WAIT for child in children):
-        return [child for child in children if child.name not in names.ROLLOUT_WORKS], names.WAIT
-    return list(children), names.GENERATE
+    goes its own way since, is not a part of it; an interruption of the engines has parts of its own, and is what is
+    left between them."""
+    parts = [
+        part for child in inside for part in (child, *(children[child.id] if child.name == names.INTERRUPT else ()))
+    ]
+    if any(part.name == names.WAIT for part in parts):
+        return [part for part in parts if part.name not in names.ROLLOUT_WORKS], names.WAIT
+    return parts, names.GENERATE
 
 
 def _rollout_idle(steps: Sequence[TraceSpan], run: Sequence[TraceSpan]) -> float | None:
@@ -151,8 +155,8 @@ def _rollout_idle(steps: Sequence[TraceSpan], run: Sequence[TraceSpan]) -> float
     if not windows:
         return None
     busy = _common(windows, _union(works))
-    paused = _common(busy, _union(span for span in run if span.name == names.ENGINES_PAUSED))
-    return max(0.0, _length(windows) - _length(busy) + _length(paused))
+    standing = _common(busy, _union(span for span in run if span.name in names.STAND_STILL))
+    return max(0.0, _length(windows) - _length(busy) + _length(standing))
 
 
 def _union(spans: Iterable[TraceSpan]) -> list[Interval]:

@@ -55,5 +55,7 @@ WAIT: SpanName = "wait_for_batch"
 GENERATE: SpanName = "generate"
 ROLLOUT_WORKS: tuple[SpanName, ...] = (GENERATE, "reward")
 """While one of them is open the rollout side has something in flight."""
-ENGINES_PAUSED: SpanName = "pause"
-"""What is in flight stands still meanwhile, so the rollout side is idle."""
+INTERRUPT: SpanName = "pause"
+"""Around a change of the engines' weights: what is in flight ends or stands still first, and new requests wait."""
+STAND_STILL: tuple[SpanName, ...] = ("sync", "verify")
+"""Meanwhile the engines answer nobody, so the rollout side is idle."""
