@@ -4,6 +4,7 @@ Torch and Megatron are imported in the actor's process only. :class:`slime_cli.c
 method on all ranks at once.
 """
 
+import argparse
 import logging
 import os
 import pathlib
@@ -77,9 +78,14 @@ class TrainerRank:
         from slime_cli.training.trainer import Trainer
         from slime_cli.weights.bridge import Bridge
 
-        always = megatron.always(self.device, transformer_engine=transformer_engine.problem(self.device.kind) is None)
-        args = megatron.parse(always + argv, self.rank, self.world_size)
-        critic_args = None if critic_argv is None else megatron.parse(always + critic_argv, self.rank, self.world_size)
+        has_kernels = transformer_engine.problem(self.device.kind) is None
+
+        def parsed(given: list[str]) -> argparse.Namespace:
+            always = megatron.always(self.device, transformer_engine=has_kernels, given=given)
+            return megatron.parse(always + given, self.rank, self.world_size)
+
+        args = parsed(argv)
+        critic_args = None if critic_argv is None else parsed(critic_argv)
         if not torch.distributed.is_initialized():
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = master[0], str(master[1])
             megatron.initialise(args, self.device)

@@ -197,6 +197,8 @@ def _machine(stage: Resolved, found: dict[str, Any], instead: Say | None) -> Non
         if stage.slime.loss_type != "sft_loss" and not stage.slime.rollout_endpoint:
             hardware.check_engine(found)
         hardware.check_trainer(bool(stage.megatron.get("optimizer_cpu_offload")))
+        if stage.taken_back("megatron", "bf16") and not stage.megatron.get("fp16"):
+            hardware.check_full_precision()
     except UsageError as error:
         if instead is None:
             raise

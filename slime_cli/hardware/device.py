@@ -102,6 +102,12 @@ def check_trainer(optimizer_cpu_offload: bool) -> None:
         )
 
 
+def check_full_precision() -> None:
+    """Raises UsageError where the trainer computes in bfloat16 whatever flag is taken back."""
+    if find().kind == "cuda":
+        raise UsageError("--bf16=false: a GPU's trainer computes in bfloat16", "leave it out, or give --fp16")
+
+
 def engine_environment(environment: dict[str, str]) -> dict[str, str]:
     """Environment of an SGLang server: on a CPU, its CPU engine and the stand-in for the CUDA-only kernel wheel."""
     out = dict(environment)

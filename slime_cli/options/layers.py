@@ -106,6 +106,8 @@ def _next(words: list[str], command: str) -> tuple[tuple[str, str], Option, str,
             check_passable(option, value, flag)
     else:
         value = _flag_value(option, flag, text if equals else "true")
+        if value is UNSET:
+            managed.check_taken_back(f"{flag}=false", section, option.dest)
     return (section, option.dest), option, flag, value
 
 
@@ -180,7 +182,9 @@ def from_map(maps: dict[str, Any], where: str) -> Layer:
             place = f"{where}: {section}.{key}"
             option = _entry(section, name, place)
             found = from_yaml(option, name, value, place)
-            if section != "slime" and found is not UNSET:
+            if found is UNSET and not option.takes_value:
+                managed.check_taken_back(f"{place}: false", section, option.dest)
+            elif section != "slime" and found is not UNSET:
                 check_passable(option, found, place)
             if layer.get((section, option.dest), found) != found:
                 raise UsageError(f"{place} gives {option.dest} a second value", "keep one of the two keys")

@@ -1,6 +1,7 @@
 """Native options that slime sets itself, each with the sentence that tells a user what to use in their place.
 
-Keyed by section and dest, so that every spelling of an option is refused.
+Keyed by section and dest, so that every spelling of an option is refused. Invariant (tests/options/test_managed.py
+walks them all): what slime's code sets of a native option, whatever the user gave, is refused here.
 """
 
 from slime_cli.errors import UsageError
@@ -62,6 +63,8 @@ MANAGED: dict[str, dict[str, str]] = {
         "random_seed": "engines are seeded from --rollout-seed, each differently",
         "config": "put the options in a profile's `sglang:` section",
         "preferred_sampling_params": _SAMPLING,
+        "skip_server_warmup": "leave it out: no engine makes one, for the first request of a run is as good",
+        "weight_version": "leave it out: every version of the weights brings its own name",
     },
     "router": {
         "host": _PLACED,
@@ -74,12 +77,21 @@ MANAGED: dict[str, dict[str, str]] = {
     },
 }
 
+GIVEN = {"megatron": frozenset({"apply_rope_fusion"})}
+"""Section -> dests of flags that slime gives on every machine: they cannot be taken back."""
+
 
 def refusal(section: str, dest: str) -> str:
     """Why an option may not be given, or an empty string."""
     if section == "megatron" and dest.startswith("rl_"):
         return _MEGATRON_RL
     return MANAGED.get(section, {}).get(dest, "") or (UNREAD.get(dest, "") if section == "megatron" else "")
+
+
+def check_taken_back(name: str, section: str, dest: str) -> None:
+    """Raises UsageError for a flag that stays given; ``name`` is how it was taken back."""
+    if dest in GIVEN.get(section, ()):
+        raise UsageError(f"{name} takes nothing back: slime gives this flag itself", "leave it out")
 
 
 def error(name: str, section: str, dest: str) -> UsageError:

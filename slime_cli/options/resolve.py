@@ -80,6 +80,10 @@ class Resolved:
         """Somebody set it: a profile, a stage or a flag."""
         return self.origins.get(f"{section}.{dest}", "default") not in ("default", "derived")
 
+    def taken_back(self, section: str, dest: str) -> bool:
+        """Somebody took a native flag back: what slime would give by itself is not wanted either."""
+        return self.given(section, dest) and dest not in self.values(section)
+
 
 def resolve(argv: Sequence[str], profiles: Sequence[str] = (), command: str = "train") -> Resolved:
     """Resolves a command line (without the command's name and ``--profile``) over profiles, later over earlier."""

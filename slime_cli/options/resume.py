@@ -29,7 +29,7 @@ FREE: dict[str, str] = {
         num_continuous_decode_steps scheduler_recv_interval enable_mixed_chunk dist_timeout *watchdog_timeout
         sleep_on_idle numa_node gc_* log_* decode_log_interval show_time_cost enable_metrics* enable_mfu_metrics
         *_buckets bucket_* crash_dump_folder enable_trace trace_modules otlp_traces_endpoint export_metrics_*
-        enable_request_time_stats_logging skip_server_warmup warmups cuda_graph_* *_cuda_graph disable_cuda_graph_padding
+        enable_request_time_stats_logging warmups cuda_graph_* *_cuda_graph disable_cuda_graph_padding
         enable_torch_compile torch_compile_max_bs pp_size pp_max_micro_batch_size pp_async_batch_depth dp_size ep_size
         load_balance_method enable_dp_attention enable_dp_lm_head moe_dense_tp_size tokenizer_worker_num
         detokenizer_worker_num stream_interval batch_notify_size enable_memory_saver enable_*weights_cpu_backup

@@ -6,6 +6,11 @@ does.
 """
 
 _BY_REASON: dict[str, str] = {
+    "slime computes log-probabilities and the loss itself": (
+        """
+        fp16_lm_cross_entropy cross_entropy_loss_fusion cross_entropy_fusion_impl
+    """
+    ),
     "the embedding keeps the rows that the checkpoint has: slime never pads it": (
         """
         padded_vocab_size pad_vocab_size vocab_extra_ids

@@ -112,5 +112,5 @@ def engine_argv(resolved: Resolved, model: str) -> list[str]:
     config = json.loads((pathlib.Path(model) / "config.json").read_text())
     dtype = hardware.engine_dtype(hardware.find().kind, resolved.megatron, config)
     needed = hardware.engine_defaults() | {"dtype": dtype}
-    merged = {k: v for k, v in needed.items() if k not in resolved.sglang} | resolved.sglang
+    merged = {k: v for k, v in needed.items() if not resolved.taken_back("sglang", k)} | resolved.sglang
     return dataclasses.replace(resolved, sglang=merged).sglang_argv()

@@ -26,12 +26,13 @@ START_TIMEOUT = 1800.0
 HEALTH = ["--health-check-interval-secs", "2", "--health-failure-threshold", "2"]
 
 
-def _router_defaults(given: list[str]) -> list[str]:
+def _router_defaults(resolved: Resolved) -> list[str]:
     """Dead engines leave the router within seconds. One failed request must not: with few engines the circuit breaker
     would turn a single hiccup into refusals of everything, and the client asks again anyway."""
-    health = [] if "--health-check-interval-secs" in given else HEALTH
-    breaker = [] if any(word.startswith("--cb-") for word in given) else ["--disable-circuit-breaker"]
-    return health + [word for word in breaker if word not in given]
+    wanted = any(dest.startswith("cb_") for dest in resolved.router)
+    wanted |= resolved.taken_back("router", "disable_circuit_breaker")
+    health = [] if "health_check_interval_secs" in resolved.router else HEALTH
+    return health + ([] if wanted or "disable_circuit_breaker" in resolved.router else ["--disable-circuit-breaker"])
 
 
 def listening(s: SlimeOptions) -> tuple[str, int]:
@@ -80,8 +81,8 @@ class Fleet:
         logs = run_dir / layout.LOGS
         self.engines: list = []
         self.dead: set[str] = set()
-        given = resolved.router_argv()
-        self.router = start_router(host, port, _router_defaults(given) + given, logs / "router.log")
+        argv_of_router = _router_defaults(resolved) + resolved.router_argv()
+        self.router = start_router(host, port, argv_of_router, logs / "router.log")
         self.http = httpx.Client(trust_env=False, timeout=30)
         try:
             for i in range(count):

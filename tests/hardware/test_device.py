@@ -1,11 +1,11 @@
 """What follows from the device: the type that the trainer and its engines compute in."""
 
 import json
-import types
 
 import pytest
 
 from slime_cli.hardware import device
+from slime_cli.options.resolve import resolve
 from slime_cli.serving import engine
 
 
@@ -39,11 +39,6 @@ def test_engines_are_told_to_compute_in_the_trainer_s_type_unless_the_user_or_th
 ):
     monkeypatch.setattr(device, "find", lambda: device.Device(kind, 1, kind))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    seen = []
-    monkeypatch.setattr(
-        engine.dataclasses,
-        "replace",
-        lambda resolved, sglang: seen.append(sglang) or types.SimpleNamespace(sglang_argv=list),
-    )
-    engine.engine_argv(types.SimpleNamespace(sglang=given, megatron={}), str(tmp_path))
-    assert seen[0]["dtype"] == dtype
+    words = [word for dest, value in given.items() for word in (f"--sglang-{dest}", value)]
+    argv = engine.engine_argv(resolve(words, [], "serve-rollout"), str(tmp_path))
+    assert argv[argv.index("--dtype") + 1] == dtype

@@ -156,6 +156,11 @@ WITHOUT_EFFECT = [
         "--reset-optimizer-states",
         "with --use-stateless-adam: there is nothing to forget",
     ),
+    (
+        "--use-stateless-adam --dist-ckpt-optim-fully-reshardable",
+        "--dist-ckpt-optim-fully-reshardable",
+        "with --use-stateless-adam: that format asks for moments by name",
+    ),
 ]
 
 

@@ -24,8 +24,9 @@ CALLED = (
 )
 """What slime runs of Megatron's ``training.py``."""
 NAMED = """
-    auto_detect_ckpt_format check_weight_hash_across_dp_replicas_interval enable_one_logger
-    exit_on_missing_checkpoint finetune log_interval log_memory_interval no_load_optim no_load_rng
+    auto_detect_ckpt_format check_weight_hash_across_dp_replicas_interval cross_entropy_fusion_impl
+    cross_entropy_loss_fusion enable_one_logger
+    exit_on_missing_checkpoint finetune fp16_lm_cross_entropy log_interval log_memory_interval no_load_optim no_load_rng
     non_persistent_ckpt_type non_persistent_global_ckpt_dir non_persistent_local_ckpt_algo
     non_persistent_local_ckpt_dir override_ckpt_iteration padded_vocab_size phase_transition_iterations
     pretrained_checkpoint save_params_interval sft tiktoken_pattern tokenizer_model tokenizer_type

@@ -1,12 +1,14 @@
 """What the router and the engines of an endpoint are started with, over scripted processes."""
 
 import contextlib
+import dataclasses
 import types
 
 import pytest
 
 from slime_cli import addresses
 from slime_cli.options.groups import SlimeOptions
+from slime_cli.options.resolve import resolve
 from slime_cli.serving import engine, fleet
 
 
@@ -79,9 +81,7 @@ def test_engines_begin_at_the_first_gpu_that_no_trainer_has(monkeypatch, command
 def fleet_of(monkeypatch, tmp_path, **slime):
     monkeypatch.setattr(fleet, "start_router", lambda *a: Scripted())
     given = {"rollout_num_gpus": 2, "rollout_seed": 7} | slime
-    resolved = types.SimpleNamespace(
-        command="serve-rollout", slime=SlimeOptions(**given), sglang={}, megatron={}, router_argv=list, argv=()
-    )
+    resolved = dataclasses.replace(resolve([], [], "serve-rollout"), slime=SlimeOptions(**given))
     monkeypatch.setattr(fleet, "engine_argv", lambda resolved, model: [])
     made = fleet.Fleet(resolved, "model", tmp_path, Scripted, lambda text: None)
     yield made

@@ -72,6 +72,9 @@ def optimizer(r: Resolved) -> Iterator[Problem | str]:
             yield f"--{name.replace('_', '-')} is about moments, and --use-stateless-adam keeps none", "keep one"
     if stateless and r.slime.reset_optimizer_states:
         yield no_effect(["--reset-optimizer-states"], "with --use-stateless-adam: there is nothing to forget")
+    if stateless and r.origins["megatron.dist_ckpt_optim_fully_reshardable"] == "flag":
+        flag = "--dist-ckpt-optim-fully-reshardable"
+        yield no_effect([flag], "with --use-stateless-adam: that format asks for moments by name")
     if megatron.get("async_save") and megatron.get("optimizer_cpu_offload"):
         yield "--async-save cannot write what --optimizer-cpu-offload keeps in pinned memory", "keep one"
     if megatron.get("no_save_optim"):

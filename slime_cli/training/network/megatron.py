@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,8 +23,8 @@ from slime_cli.hardware import device as hardware
 from slime_cli.processes import die_with_parent
 
 
-def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
-    """Native options that slime sets for every run; a user's own come later on the line and win."""
+def always(device: hardware.Device, *, transformer_engine: bool, given: Sequence[str] = ()) -> list[str]:
+    """Native options that slime sets for every run; a user's own, ``given``, come later on the line and win."""
     out = [
         "--attention-dropout",
         "0",
@@ -61,7 +62,7 @@ def always(device: hardware.Device, *, transformer_engine: bool) -> list[str]:
     if device.kind == "cpu":
         out += ["--distributed-backend", "gloo", "--use-cpu-initialization"]
     else:
-        out += ["--distributed-backend", "nccl", "--bf16"]
+        out += ["--distributed-backend", "nccl", *(() if "--fp16" in given else ("--bf16",))]
     return out
 
 
