@@ -5,6 +5,8 @@ engine keeps no other from being told: an engine that nobody resumes would stand
 """
 
 import concurrent.futures
+import functools
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,10 +19,21 @@ _SPELLED = {"half": "float16", "float": "float32", "": "auto"}
 _RUNNING = "is the engine still running? see logs/engine-*.log of the run that owns it"
 
 
+def _client(timeout: float) -> httpx.Client:
+    """Proxies of the environment are not for the cluster's own addresses."""
+    return httpx.Client(trust_env=False, timeout=timeout, verify=_certificates())
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Read once: it takes longer than an engine's answer, and a version in the engines takes several."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
 def get(url: str, path: str, timeout: float = 60) -> dict[str, Any]:
     """The JSON object that the engine answers. Raises EngineError, also for an answer that says that it failed."""
     try:
-        with httpx.Client(trust_env=False, timeout=timeout) as client:
+        with _client(timeout) as client:
             return client.get(url + path).raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
         raise EngineError(f"{url}{path}: {type(error).__name__}: {error}", _RUNNING) from None
@@ -29,7 +42,7 @@ def get(url: str, path: str, timeout: float = 60) -> dict[str, Any]:
 def post(url: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Response:
     """The engine's answer, whatever it says. Raises EngineError when there is none."""
     try:
-        with httpx.Client(trust_env=False, timeout=timeout) as client:
+        with _client(timeout) as client:
             return client.post(url + path, json=body)
     except httpx.HTTPError as error:
         raise EngineError(f"{url}{path}: {type(error).__name__}: {error}", _RUNNING) from None
