@@ -3,7 +3,9 @@
 Called by :class:`slime_cli.buffer.buffer.DataBuffer`, for every schedule. Everything is counted in rollouts: ``version``
 is how many rollouts the engines' weights have been trained on, and a group that was dealt at version i may be trained in
 rollout i + ``max_staleness`` at the latest: that is its deadline. A group is outstanding from when it is dealt until a
-rollout takes it or it is dropped; one that was released with tokens, or came back after a kill, is outstanding too.
+rollout takes it or it is dropped; one that was released with tokens, or came back after a kill, is outstanding too. When
+such a one goes out again to weights older than its own (a kill has lost the newer ones), that is dealing: it counts from
+the older ones.
 
 Invariant, Hall's condition: for every rollout j from the next one on, at most ``(j - next_rollout + 1) * batch``
 outstanding groups have a deadline of j or earlier. While it holds, there is a place in time for every outstanding group,
@@ -63,16 +65,17 @@ class Gate:
         """Whether every outstanding group can still meet its deadline."""
         return all(self._room(j, next_rollout, outstanding) >= 0 for j in set(_bounded(outstanding)))
 
-    def too_late(self, outstanding: Sequence[tuple[Deadline, int]], next_rollout: int) -> list[int]:
-        """Indices of those of ``outstanding`` (deadline, index) that must go so that the others meet their deadlines.
-
-        Empty unless a resume has lowered ``max_staleness`` or ``batch``. As few as can be, the oldest of them.
-        """
+    def too_late(
+        self, outstanding: Sequence[tuple[Deadline, int]], next_rollout: int, fixed: Sequence[Deadline] = ()
+    ) -> list[int]:
+        """Indices of those of ``outstanding`` (deadline, index) that must go so that the others meet their deadlines,
+        beside ``fixed`` ones. Empty unless a resume has lowered ``max_staleness`` or ``batch``. As few as can be, the
+        oldest of them."""
         kept: list[tuple[Deadline, int]] = []
         gone: list[int] = []
         for deadline, index in sorted(_with_bound(outstanding)):
             kept.append((deadline, index))
-            if not self.holds([d for d, _ in kept], next_rollout):
+            if not self.holds([*fixed, *(d for d, _ in kept)], next_rollout):
                 gone.append(kept.pop(0)[1])
         return gone
 

@@ -202,10 +202,11 @@ class Journal:
             self._put("cursor", cursor)
 
     def resume(self, indices: Iterable[int], rollout_id: int, version: int | None = None) -> None:
-        """PENDING ones go out again; those that have tokens keep the age that they have."""
-        age = "leased_at = CASE WHEN payload IS NULL THEN ? ELSE leased_at END"
+        """PENDING ones go out again. ``version``: as in :meth:`lease`; those that have older tokens keep their age, and
+        None is for those that get no more tokens."""
+        age = "leased_at = CASE WHEN payload IS NULL OR ? < leased_at THEN ? ELSE leased_at END"
         with self._transaction():
-            rows = [(rollout_id, version, i) for i in indices]
+            rows = [(rollout_id, version, version, i) for i in indices]
             self._move(Fate.LEASED, rows, f"rollout_id = ?, attempts = attempts + 1, {age}")
 
     def generated(self, samples: Sequence[Sample]) -> None:

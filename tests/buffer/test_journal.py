@@ -120,6 +120,9 @@ def test_a_group_is_as_old_as_the_lease_of_its_oldest_tokens(journal):
     journal.restart([2])
     assert [g.leased_at for g in journal.recover().groups] == [4, 6, 6]
     assert journal.recover().groups[1].partial == {3: [done(3, 2, None)]}
+    journal.resume([3], 9, version=5)  # by older weights: a kill has lost the newer ones
+    journal.resume([4], 9)  # lacks only its reward
+    assert [g.leased_at for g in journal.recover().groups] == [4, 5, 6]
 
 
 def fanned_out(index: int, rewards: list, n: int = 4) -> list[Sample]:
