@@ -90,7 +90,10 @@ class TrainerRank:
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = master[0], str(master[1])
             megatron.initialise(args, self.device)
         vars(self).pop("trainer", None)  # frees the phase before
-        self.trainer = Trainer(args, settings, self.tracer, self._hooks(settings), critic_args)
+        hooks = self._hooks(settings)
+        if "megatron_init" in hooks:
+            hooks["megatron_init"](args)
+        self.trainer = Trainer(args, settings, self.tracer, hooks, critic_args)
         self.hf_checkpoint = hf_checkpoint
         self.bridge = Bridge(hf_checkpoint, args.params_dtype)
         self.bridge.load(self.trainer.policy.model)
@@ -102,15 +105,12 @@ class TrainerRank:
         )
 
     def _hooks(self, settings: Settings) -> dict[str, Any]:
-        from slime_cli.hooks import kinds as hooks
+        """The users' functions that the settings name, by kind."""
+        from slime_cli.hooks.kinds import Hook
+        from slime_cli.hooks.table import KINDS
 
-        paths = {
-            "loss": settings.custom_loss_function_path,
-            "advantage": settings.custom_advantage_function_path,
-            "tis": settings.custom_tis_function_path,
-            "pg_loss_reducer": settings.custom_pg_loss_reducer_function_path,
-        }
-        return {kind: hooks.Hook.load(path, kind) for kind, path in paths.items() if path}
+        paths = {kind: getattr(settings, found.option, None) for kind, found in KINDS.items()}
+        return {kind: Hook.load(path, kind) for kind, path in paths.items() if path}
 
     def load(self, path: str, weights_only: bool) -> int:
         """A torch_dist checkpoint over what :meth:`begin` loaded; the trainer's step."""

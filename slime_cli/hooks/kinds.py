@@ -189,6 +189,7 @@ class Hook:
 
 def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
     """Of ``offered``, the keywords that the signature takes: how optional ones are passed."""
+    function = function.function if isinstance(function, Hook) else function
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -46,6 +46,7 @@ class Preparation:
     parts: list[Part]
     writers: Writers
     """Whose weights wrote which token."""
+    rollout_id: int
 
     def run(self) -> dict[str, float]:
         """Fills the micro-batches in; metrics of the corrections. Only the last pipeline stage has any of it, and only
@@ -53,11 +54,11 @@ class Preparation:
         s = self.settings
         if s.reference:
             with self.tracer.span("ref_log_probs"), self.policy.as_kept("reference"):
-                for mb, log_probs_R in self.log_probs():
+                for mb, log_probs_R in self.log_probs("ref_"):
                     mb.ref_log_probs_R = log_probs_R
         if s.use_opd and s.opd_type != "sglang":
             with self.tracer.span("teacher_log_probs"), self.policy.as_kept("teacher"):
-                for mb, log_probs_R in self.log_probs():
+                for mb, log_probs_R in self.log_probs("teacher_"):
                     mb.teacher_log_probs_R = log_probs_R
         self._old_log_probs()
         if self.critic:
@@ -68,7 +69,8 @@ class Preparation:
         if not mpu.is_pipeline_last_stage(ignore_virtual=True):
             return {}
         with self.tracer.span("advantages"):
-            return self._advantages()
+            prepared = self._masked_anew() if "data_postprocess" in self.hooks else self
+            return prepared._advantages()
 
     @property
     def _mbs(self) -> Iterator[MicroBatch]:
@@ -76,10 +78,12 @@ class Preparation:
 
     # -- log-probabilities -------------------------------------------------------------------------------------------
 
-    def log_probs(self, how: str = routing.FREE) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
+    def log_probs(self, prefix: str = "", how: str = routing.FREE) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
         """Every micro-batch with the log-probabilities of its response tokens under the policy's weights of this
-        moment, on the last pipeline stage."""
+        moment, on the last pipeline stage. ``prefix`` tells a user's function whose they are."""
         s = self.settings
+        if "before_log_prob" in self.hooks:
+            self.hooks["before_log_prob"](s.for_users(self.args), self.policy.model, prefix)
         head = functools.partial(heads.log_probs, temperature=s.rollout_temperature, chunk=s.log_probs_chunk_size)
         for part in self.parts:
             yield from ((mb, out_2R[0]) for mb, out_2R in zip(part, self.policy.forward(part, head, how)))
@@ -109,13 +113,14 @@ class Preparation:
             )
         # One step's own log-probabilities are the old ones, unless something wants them before it.
         needed = len(self.parts) > 1 or s.corrected or s.kl_coef or s.use_opd or s.use_routing_replay
+        needed = needed or "data_postprocess" in self.hooks
         if present if kept else needed:
             with self.tracer.span("log_probs"):
-                for mb, log_probs_R in self.log_probs(how):
+                for mb, log_probs_R in self.log_probs(how=how):
                     mb.old_log_probs_R = log_probs_R
         if kept:
             with self.tracer.span("old_log_probs"), self.policy.as_kept(OLD_ACTOR):
-                for mb, log_probs_R in self.log_probs(how):
+                for mb, log_probs_R in self.log_probs(how=how):
                     present_R = mb.old_log_probs_R
                     kept_R = mb.take(self.writers.kept_R)
                     mb.old_log_probs_R = (
@@ -195,6 +200,41 @@ class Preparation:
         return factor_R, found
 
     # -- users' functions --------------------------------------------------------------------------------------------
+
+    def _masked_anew(self) -> "Preparation":
+        """The same with the loss masks that ``--rollout-data-postprocess-path`` leaves, in the micro-batches too."""
+        batch = self.batch
+        everywhere = advantages.Shape(batch.response_lengths_N, np.ones(len(batch.loss_mask_R), bool))
+        whole = Whole(list(self._mbs), everywhere)
+        columns = {
+            "log_probs": whole.old_log_probs_R,
+            "ref_log_probs": whole.ref_log_probs_R if self.settings.reference else None,
+            "rollout_log_probs": batch.rollout_log_probs_R,
+        }
+        mask_R = user_weights.masks(
+            self.hooks["data_postprocess"],
+            self.settings.for_users(self.args),
+            self.rollout_id,
+            batch.loss_mask_R,
+            batch.response_lengths_N,
+            {name: column_R for name, column_R in columns.items() if column_R is not None},
+            {
+                "total_lengths": batch.lengths_N,
+                "rewards": batch.rewards_N,
+                "truncated": batch.truncated_N.astype(int),
+                "sample_indices": batch.sample_index_N,
+                "group_indices": batch.group_index_N,
+            },
+        )
+        batch = dataclasses.replace(batch, loss_mask_R=mask_R.astype(np.uint8))
+        steps = packing.split_steps(batch.sample_index_N.tolist(), self.settings.num_steps_per_rollout)
+        for part, positions in zip(self.parts, steps, strict=True):
+            weights_N = self.splitter.token_weights(batch, positions)
+            for mb in part:
+                if len(mb.rows_R):
+                    mb.mask_R = mb.take(mask_R)
+                    mb.weight_R = mb.take(weights_N[everywhere.owner_R])
+        return dataclasses.replace(self, batch=batch)
 
     def _reducer_factor(self, shape: advantages.Shape) -> np.ndarray:
         """What the policy loss of each token is multiplied by so that the mean becomes what a user's reducer makes of

@@ -83,6 +83,12 @@ class Settings:
     use_stateless_adam: bool = False
     on_nan_gradient: str = "fail"
 
+    rollout_data_postprocess_path: str | None = None
+    custom_model_provider_path: str | None = None
+    custom_megatron_init_path: str | None = None
+    custom_megatron_before_log_prob_hook_path: str | None = None
+    custom_megatron_before_train_step_hook_path: str | None = None
+
     @classmethod
     def from_options(cls, slime: SlimeOptions) -> "Settings":
         """From slime's resolved options by dest."""
@@ -94,6 +100,7 @@ class Settings:
             taken[name] = tuple(taken[name] or ())
         if slime.advantage_estimator in GROUP_RELATIVE and not slime.custom_advantage_function_path:
             taken["kl_coef"] = 0.0  # nothing reads it then, and no reference is kept for it
+        taken["rewards_normalization"] &= not slime.custom_reward_post_process_path  # it has made them what they are
         taken["use_top_p_replay"] &= slime.rollout_top_k > 0  # else nothing is cut
         taken["num_steps_per_rollout"] = slime.num_steps_per_rollout or 1
         return cls(

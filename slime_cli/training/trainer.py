@@ -51,11 +51,12 @@ class Trainer:
         skip_nan = settings.on_nan_gradient == "skip"
         network = functools.partial(Network, skip_nan=skip_nan, stateless_optimizer=settings.use_stateless_adam)
         trained = freezing.Trained(settings.only_train_params_name_list, settings.freeze_params_name_list)
-        self.policy = network(args, trained.of(model.provider))
+        provider = model.users(self.hooks["model_provider"]) if "model_provider" in self.hooks else model.provider
+        self.policy = network(args, trained.of(provider))
         trained.check(self.policy.device)
         self.critic = None
         if settings.critic:
-            self.critic = network(_untied(critic_args or args), model.critic_provider, "critic")
+            self.critic = network(_untied(critic_args or args), model.critics(provider), "critic")
             self.policy.activate()
         self.splitter = Splitter(args, settings, self.policy.device)
         self.step = 0
@@ -131,9 +132,9 @@ class Trainer:
         if not self.critic or self.step >= s.num_critic_only_steps * s.num_steps_per_rollout:
             head, loss = self._objective()
             how = routing.mode(s.replays_routing)
-            reports = [
-                self._step(self.policy, mbs, head, loss, how, oversize_dropped=n) for mbs, n in zip(parts, dropped)
-            ]
+            for step_id, (mbs, n) in enumerate(zip(parts, dropped, strict=True)):
+                self._announce(step_id)
+                reports.append(self._step(self.policy, mbs, head, loss, how, oversize_dropped=n))
         self.step += len(parts)
         out: dict[str, float] = {}
         for steps in filter(None, (of_critic, reports)):
@@ -178,7 +179,22 @@ class Trainer:
             batch=batch,
             parts=parts,
             writers=self._writers(batch),
+            rollout_id=self._rollout_id,
         )
+
+    @property
+    def _rollout_id(self) -> int:
+        """Of the rollout that is trained next: the step counts whole rollouts."""
+        return self.step // self.settings.num_steps_per_rollout
+
+    def _announce(self, step_id: int) -> None:
+        """``--custom-megatron-before-train-step-hook-path``, before a step of the policy."""
+        if "before_train_step" in self.hooks:
+            args = self.settings.for_users(self.args)
+            policy = self.policy
+            self.hooks["before_train_step"](
+                args, self._rollout_id, step_id, policy.model, policy.optimizer, policy.scheduler
+            )
 
     def _writers(self, batch: TrainBatch) -> versions.Writers:
         """Which tokens the policy's present weights wrote, and which the kept ones."""

@@ -33,6 +33,7 @@ POLICY = {
         "frozen",
         "forgotten",
         "hooked",
+        "watched",
         "taught",
         "endpoint",
         "old_actor",
@@ -45,7 +46,16 @@ POLICY = {
         "far_out",
         "not_finite",
     ),
-    "dp2": ("forgotten", "endpoint", "mixed_versions", "current_versions", "user_weights", "critic", "not_finite"),
+    "dp2": (
+        "forgotten",
+        "watched",
+        "endpoint",
+        "mixed_versions",
+        "current_versions",
+        "user_weights",
+        "critic",
+        "not_finite",
+    ),
     "tp2": ("frozen", "hooked", "old_actor", "nucleus", "critic"),
 }
 """Layout -> functions of ``policy_cases.py`` that it runs."""

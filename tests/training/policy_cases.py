@@ -29,7 +29,7 @@ from slime_cli.buffer.batch import TrainBatch
 from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.training.algorithm import advantages, objective
 from slime_cli.training.batching.microbatch import MicroBatch
-from slime_cli.training.network import heads
+from slime_cli.training.network import heads, model
 from slime_cli.training.settings import Settings
 from slime_cli.training.trainer import Trainer
 
@@ -144,6 +144,53 @@ def hooked(session: Session) -> dict:
         trainer = session.trainer("untied", GRPO, [], hooks={"advantage": spoilt})
         out["refused"].append(said(UsageError, lambda trainer=trainer: trainer.train(global_batch())))
     return out | {"constant": said(RuntimeError, lambda: flat.train(global_batch()))}
+
+
+def watched(session: Session) -> dict:
+    """Functions that look on change nothing and see each model, pass and step; masks that one sets are the batch's."""
+    seen = []
+
+    def build(pre_process: bool, post_process: bool, vp_stage: int | None = None) -> torch.nn.Module:
+        seen.append(("model", pre_process, post_process, vp_stage))
+        return model.provider(pre_process, post_process, vp_stage)
+
+    def first_is_masked(args: object, rollout_id: int, rollout_data: dict) -> None:
+        seen.append(("data", rollout_id, sorted(rollout_data)))
+        for mask in rollout_data["loss_masks"]:
+            mask[:1] = 0
+
+    def refused(change: Callable[[dict], object]) -> str:
+        hooks = {"data_postprocess": lambda args, rollout_id, rollout_data: change(rollout_data)}
+        trainer = session.trainer("untied", GRPO, [], hooks=hooks)
+        return said(UsageError, lambda: trainer.train(global_batch()))
+
+    looking = {
+        "model_provider": build,
+        "before_log_prob": lambda args, model, store_prefix: seen.append(("log_prob", store_prefix, len(model))),
+        "before_train_step": lambda args, rollout_id, step_id, *of_policy: seen.append(("step", rollout_id, step_id)),
+    }
+    settings = dataclasses.replace(GRPO, num_steps_per_rollout=2, use_kl_loss=True, kl_loss_coef=0.1)
+    plain = session.trainer("untied", settings, [])
+    custom = session.trainer("untied", settings, [], hooks=looking)
+    for trainer in (plain, custom):
+        for _ in range(2):
+            trainer.train(global_batch())
+    out = {"looking": differing(weights(plain), weights(custom)), "seen": list(seen)}
+    seen.clear()
+    batch = global_batch()
+    mask_R = batch.loss_mask_R.copy()
+    mask_R[batch.response_starts_N[batch.response_lengths_N > 0]] = 0
+    plain = session.trainer("untied", settings, [])
+    custom = session.trainer("untied", settings, [], hooks={"data_postprocess": first_is_masked})
+    plain.train(dataclasses.replace(batch, loss_mask_R=mask_R)), custom.train(batch)
+    pairs = zip(weights(plain).values(), weights(custom).values())
+    out |= {"masked": max(float((a - b).abs().max()) for a, b in pairs), "data": list(seen)}
+    wrong = {
+        "tokens": lambda data: data["rewards"].reverse(),
+        "short": lambda data: data["loss_masks"].pop(),
+        "nothing": lambda data: [mask.zero_() for mask in data["loss_masks"]],
+    }
+    return out | {"refused": {name: refused(change) for name, change in wrong.items()}}
 
 
 def taught(session: Session) -> dict:

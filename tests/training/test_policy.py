@@ -45,6 +45,20 @@ def test_hooks_in_the_place_of_slimes_own_parts(layout):
         assert all(words in said for words, said in zip(wanted, got["refused"], strict=True))
 
 
+@pytest.mark.parametrize("layout", layout_launch.doing("watched"))
+def test_functions_that_look_on_see_each_pass_and_masks_are_those_that_one_sets(layout: str):
+    passes = [["log_prob", "ref_", 1], ["log_prob", "", 1]]
+    rollouts = [[*passes, ["step", i, 0], ["step", i, 1]] for i in range(2)]
+    columns = "group_indices log_probs loss_masks ref_log_probs response_lengths rewards rollout_log_probs".split()
+    columns += ["sample_indices", "total_lengths", "truncated"]
+    for got in found(layout, "watched"):
+        assert got["looking"] == 0 and got["masked"] < 1e-6
+        assert [list(one) for one in got["seen"]] == [["model", True, True, None], *rollouts[0], *rollouts[1]]
+        assert [list(one) for one in got["data"]] == [["data", 0, columns]]
+        assert "changed 'rewards'" in got["refused"]["tokens"]
+        assert "of other lengths" in got["refused"]["short"] and "train no token" in got["refused"]["nothing"]
+
+
 @pytest.mark.parametrize("layout", layout_launch.doing("taught"))
 def test_a_teacher_teaches(layout):
     (metrics,) = [got["metrics"] for got in found(layout, "taught") if got["metrics"][0]]

@@ -1,7 +1,7 @@
-"""slime's two hooks on the policy loss, ``--custom-tis-function-path`` and ``--custom-pg-loss-reducer-function-path``,
-as weights of tokens.
+"""slime's hooks on the policy loss, ``--custom-tis-function-path`` and ``--custom-pg-loss-reducer-function-path``, as
+weights of tokens; and ``--rollout-data-postprocess-path``, as their masks.
 
-slime calls both inside the loss of each micro-batch. Here each is called before the first step, on every rank alike:
+slime calls the first two inside the loss of each micro-batch. Here each is called before the first step, on every rank alike:
 the one with all samples of the rollout, the other with all samples of an optimizer step; so what they decide cannot
 depend on packing or layout. A function that scales ``pg_loss`` token by token, or sums it with weights, means the same
 in both.
@@ -18,6 +18,7 @@ from slime_cli.training.algorithm.advantages import Shape
 
 TIS = "--custom-tis-function-path"
 REDUCER = "--custom-pg-loss-reducer-function-path"
+POSTPROCESS = "--rollout-data-postprocess-path"
 
 
 def importance(
@@ -117,3 +118,47 @@ def reduction(
     if weights_R[torch.from_numpy(~mask_R)].any():
         raise UsageError(f"{REDUCER}: its reducer gives weight to tokens that are not trained")
     return weights_R.numpy()
+
+
+def masks(
+    function: Callable,
+    args: Any,
+    rollout_id: int,
+    mask_R: np.ndarray,
+    response_lengths_N: np.ndarray,
+    columns: dict[str, np.ndarray],
+    numbers: dict[str, np.ndarray],
+) -> np.ndarray:
+    """The loss masks that ``--rollout-data-postprocess-path`` leaves, bool [R].
+
+    ``f(args, rollout_id, rollout_data)``: lists with one tensor a sample (``loss_masks``, and the ``columns``, [R]) and
+    with one number a sample (``numbers``, [N]), of the whole batch. Raises UsageError when what is left in
+    ``loss_masks`` fits no response or trains nothing, and when anything else was changed.
+    """
+    sizes = response_lengths_N.tolist()
+
+    def data() -> dict[str, Any]:
+        found: dict[str, Any] = {"loss_masks": list(torch.from_numpy(mask_R.astype(np.int64)).split(sizes))}
+        found |= {name: list(torch.from_numpy(v.astype(np.float32)).split(sizes)) for name, v in columns.items()}
+        return found | {name: values.tolist() for name, values in numbers.items()} | {"response_lengths": list(sizes)}
+
+    given = data()
+    function(args, rollout_id, given)
+    for name, before in data().items():
+        if name != "loss_masks" and not _same(given.get(name), before):
+            raise UsageError(
+                f"{POSTPROCESS} changed {name!r}", "it may change 'loss_masks'; nothing else is read again"
+            )
+    left = [torch.as_tensor(mask).reshape(-1) for mask in given.get("loss_masks") or ()]
+    if [len(mask) for mask in left] != sizes:
+        raise UsageError(f"{POSTPROCESS} left 'loss_masks' of other lengths", "give one number a response token")
+    left_R = torch.cat(left).double().cpu().numpy()
+    if not np.isin(left_R, (0.0, 1.0)).all() or not left_R.any():
+        raise UsageError(f"{POSTPROCESS} left 'loss_masks' that are not 0 and 1, or train no token", "1 is trained")
+    return left_R.astype(bool)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(other[0] if other else None, torch.Tensor):
+        return one == other
+    return isinstance(one, list) and len(one) == len(other) and all(map(torch.equal, one, other))

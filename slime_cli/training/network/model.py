@@ -1,6 +1,7 @@
 """The model: Megatron's GPTModel, in Transformer Engine's layers where they are installed, else in local ones."""
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.global_vars import get_args
 
 from slime_cli.errors import UsageError
+from slime_cli.hooks.kinds import accepted
 from slime_cli.training.network import attention
 
 
@@ -96,17 +98,30 @@ class ValueHead(torch.nn.Module):
         return values_SB1, None
 
 
-def critic_provider(
-    pre_process: bool = True,
-    post_process: bool = True,
-    vp_stage: int | None = None,
-    config: TransformerConfig | None = None,
-    pg_collection: Any = None,
-) -> GPTModel:
-    """:func:`provider` with a value head, which begins at zero: the first advantages are those of no critic at all."""
-    model = provider(pre_process, post_process, vp_stage, config, pg_collection)
-    if post_process:
-        head = ValueHead(model.config)
-        head.to(next(model.parameters()).device)
-        model.output_layer = head
-    return model
+def users(hook: Callable[..., torch.nn.Module]) -> Callable[..., GPTModel]:
+    """A provider that asks ``--custom-model-provider-path``. UsageError for anything but a GPTModel."""
+
+    def build(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None, **_: Any) -> GPTModel:
+        model = hook(pre_process, post_process, **accepted(hook, vp_stage=vp_stage))
+        if not isinstance(model, GPTModel):
+            raise UsageError(
+                f"--custom-model-provider-path returned {type(model).__name__}, not Megatron's GPTModel",
+                "change what slime_cli.training.network.model.provider(pre_process, post_process) returns",
+            )
+        return model
+
+    return build
+
+
+def critics(build: Callable[..., GPTModel]) -> Callable[..., GPTModel]:
+    """``build`` with a value head, which begins at zero: the first advantages are those of no critic at all."""
+
+    def critic(pre_process: bool = True, post_process: bool = True, **more: Any) -> GPTModel:
+        model = build(pre_process=pre_process, post_process=post_process, **more)
+        if post_process:
+            head = ValueHead(model.config)
+            head.to(next(model.parameters()).device)
+            model.output_layer = head
+        return model
+
+    return critic
