@@ -247,6 +247,7 @@ app = typer.Typer(**plain.TYPER, help="Check this machine, the installed engines
 
 @app.callback(invoke_without_command=True)
 def doctor(
+    context: typer.Context,
     hf_checkpoint: Annotated[pathlib.Path | None, typer.Option("--hf-checkpoint", help="Check this model too.")] = None,
     run_dir: Annotated[pathlib.Path, typer.Option("--run-dir", help="Where a run would write.")] = pathlib.Path("."),
     port: Annotated[list[int] | None, typer.Option("--port", help="A port that must be free; may be repeated.")] = None,
@@ -254,7 +255,23 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Check this machine, the installed engines and a checkpoint. Exit code 2 when something must be fixed."""
-    findings = list(examine(hf_checkpoint, run_dir, port or (), quick))
+    if context.invoked_subcommand is None:
+        _end(list(examine(hf_checkpoint, run_dir, port or (), quick)), as_json)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def function(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(help="generate, reward, ..., or the option: --custom-rm-path.")],
+    path: Annotated[str, typer.Argument(help="package.module.function, or FILE.py:function.")],
+) -> None:
+    """Try a function of yours as a run would call it. Options of `slime train` may follow: they make its `args`."""
+    from slime_cli.commands.doctor_function import check
+
+    _end(list(check(kind, path, context.args)), as_json=False)
+
+
+def _end(findings: list[Finding], as_json: bool) -> None:
     if as_json:
         import json
 

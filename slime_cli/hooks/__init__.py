@@ -1,6 +1,6 @@
 """What functions of a user's own may import. Importing it costs no torch; ``docs/hooks.md`` is its page."""
 
-from slime_cli.buffer.types import Sample, Status
+from slime_cli.buffer.types import Sample, Span, Status
 from slime_cli.hooks.client import Engine, EngineClient, engine
 from slime_cli.hooks.outputs import DynamicFilterOutput, RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime_cli.hooks.text import append_text, encode, new_sample, render, tokenizer
@@ -12,6 +12,7 @@ __all__ = [
     "RolloutFnEvalOutput",
     "RolloutFnTrainOutput",
     "Sample",
+    "Span",
     "Status",
     "append_text",
     "encode",

@@ -83,7 +83,7 @@ def _sample(hook: Hook, base: Sample, data: dict[str, list[Any]], row: int) -> S
     fields |= {field: list(data[name][row]) for name, field in READ.items() if name in data}
     if (tokens, length) != (base.tokens, base.response_length):  # what was said of other tokens
         lost = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts")
-        fields |= dict.fromkeys((*lost, "routed_experts_shape"))
+        fields |= dict.fromkeys((*lost, "routed_experts_shape")) | {"spans": []}
     if "truncated" in data:
         fields["status"] = Status.TRUNCATED if data["truncated"][row] else Status.COMPLETED
     said = {key: data[name][row] for name, key in SAID.items() if name in data}

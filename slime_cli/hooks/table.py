@@ -215,3 +215,9 @@ KINDS = MappingProxyType(
         ),
     }
 )
+
+
+def page() -> str:
+    """The table of ``docs/hooks.md``."""
+    rows = [f"| `{kind.flag}` | {name} | `{kind}` | {kind.when} | {kind.changes} |" for name, kind in KINDS.items()]
+    return "\n".join(["| option | kind | slime calls | when | what it may change |", "|---|---|---|---|---|", *rows])

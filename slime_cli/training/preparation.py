@@ -272,26 +272,7 @@ class Preparation:
             "kl": kl_R,
             "values": values_R,
         }
-        self.hooks["advantage"](self.settings.for_users(self.args), data)
-        try:
-            advantages_R = np.asarray(data.get("advantages"), np.float64)
-            returns_R = np.asarray(data.get("returns", advantages_R), np.float64)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"--custom-advantage-function-path left no column of numbers: {error}",
-                "set one number a response token",
-            ) from None
-        for name, column_R in (("advantages", advantages_R), ("returns", returns_R)):
-            if column_R.shape != shape.mask_R.shape:
-                raise UsageError(
-                    f"--custom-advantage-function-path left {name!r} of shape {column_R.shape}; one value for each of"
-                    f" the {len(shape.mask_R)} response tokens is needed"
-                )
-            if not np.isfinite(shape.masked(column_R)).all():
-                raise UsageError(
-                    f"--custom-advantage-function-path left {name!r} that are not finite at trained tokens"
-                )
-        return shape.masked(advantages_R), shape.masked(returns_R)
+        return user_weights.advantages(self.hooks["advantage"], self.settings.for_users(self.args), shape, data)
 
 
 @dataclasses.dataclass

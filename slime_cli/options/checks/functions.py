@@ -8,10 +8,8 @@ from slime_cli.options.resolve import Resolved
 
 NOT_CALLED = """
     buffer_filter_path rollout_sample_hook_path rollout_sample_filter_path rollout_all_samples_process_path
-    custom_reward_post_process_path custom_convert_samples_to_train_data_path rollout_data_postprocess_path
-    custom_rollout_log_function_path custom_eval_rollout_log_function_path eval_function_path
-    custom_model_provider_path custom_megatron_init_path custom_megatron_before_log_prob_hook_path
-    custom_megatron_before_train_step_hook_path custom_update_weight_post_write_path
+    custom_reward_post_process_path custom_convert_samples_to_train_data_path custom_rollout_log_function_path
+    custom_eval_rollout_log_function_path eval_function_path custom_update_weight_post_write_path
 """.split()
 """Nothing calls these yet: whoever makes the call takes the option out of here."""
 

@@ -1,5 +1,5 @@
 """slime's hooks on the policy loss, ``--custom-tis-function-path`` and ``--custom-pg-loss-reducer-function-path``, as
-weights of tokens; and ``--rollout-data-postprocess-path``, as their masks.
+weights of tokens; ``--custom-advantage-function-path``, and ``--rollout-data-postprocess-path``, as masks.
 
 slime calls the first two inside the loss of each micro-batch. Here each is called before the first step, on every rank alike:
 the one with all samples of the rollout, the other with all samples of an optimizer step; so what they decide cannot
@@ -18,6 +18,7 @@ from slime_cli.training.algorithm.advantages import Shape
 
 TIS = "--custom-tis-function-path"
 REDUCER = "--custom-pg-loss-reducer-function-path"
+ADVANTAGE = "--custom-advantage-function-path"
 POSTPROCESS = "--rollout-data-postprocess-path"
 
 
@@ -53,13 +54,15 @@ def importance(
         response_lengths=sizes,
     )
     if not isinstance(answer, tuple) or len(answer) != 3:
-        raise UsageError(f"{TIS} returned {type(answer).__name__}, not (pg_loss, masks, metrics)")
+        raise UsageError(
+            f"{TIS} returned {type(answer).__name__}, not a tuple of three", "return (pg_loss, masks, metrics)"
+        )
     masks_R = _column(answer[1], shape, "masks")
     weights_R = (
         np.where(masks_R == 0, 0.0, _column(answer[0], shape, "pg_loss")) * masks_R
     )  # what they mask may have overflown
     if not (np.abs(weights_R[shape.mask_R]) <= np.finfo(np.float32).max).all():
-        raise UsageError(f"{TIS} returned weights that are not finite")
+        raise UsageError(f"{TIS} returned weights that are not finite", "mask such tokens, or clip the weights")
     return shape.masked(weights_R), {name: _mean(value, shape, name) for name, value in answer[2].items()}
 
 
@@ -73,9 +76,10 @@ def _column(value: Any, shape: Shape, name: str) -> np.ndarray:
         isinstance(value, Sequence)
         and [len(torch.as_tensor(p).reshape(-1)) for p in parts] != shape.response_lengths_N.tolist()
     ):
-        raise UsageError(f"{TIS} returned {name} for responses of other lengths than those it was given")
+        raise UsageError(f"{TIS} returned {name} for responses of other lengths", "keep the lengths that it was given")
     if len(flat_R) != len(shape.mask_R):
-        raise UsageError(f"{TIS} returned {len(flat_R)} values in {name} for {len(shape.mask_R)} response tokens")
+        said = f"{TIS} returned {len(flat_R)} values in {name} for {len(shape.mask_R)} response tokens"
+        raise UsageError(said, "return one a response token")
     return flat_R
 
 
@@ -101,23 +105,55 @@ def reduction(
     masks = list(torch.from_numpy(mask_R.astype(np.int64)).split(sizes))
     reducer = function(lengths_N.tolist(), sizes, masks, per_token)
     if not callable(reducer):
-        raise UsageError(f"{REDUCER} returned {type(reducer).__name__}, not a function of the losses")
+        raise UsageError(f"{REDUCER} returned {type(reducer).__name__}", "return a function of the losses")
     zeros_R = torch.zeros(len(mask_R), dtype=torch.float64, requires_grad=True)
     value = reducer(zeros_R)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise UsageError(f"{REDUCER}: its reducer must return one number that depends on the losses")
+        raise UsageError(
+            f"{REDUCER}: its reducer returned no number that depends on the losses", "return one tensor of one"
+        )
     (weights_R,) = torch.autograd.grad(value.sum(), zeros_R)
     if not (torch.isfinite(value).all() and torch.isfinite(weights_R).all()):
         raise UsageError(
-            f"{REDUCER}: its reducer gives weights that are not finite, as of a sample divided by its 0 trained tokens"
+            f"{REDUCER}: its reducer gives weights that are not finite, as of a sample divided by its 0 trained tokens",
+            "divide by at least 1",
         )
     probe_R = torch.from_numpy(np.random.default_rng(0).normal(size=len(mask_R)))
     bound = 1e-5 * float((weights_R * probe_R).abs().sum()) + 1e-12
     if abs(float(value.detach())) > bound or abs(float(reducer(probe_R)) - float(weights_R @ probe_R)) > bound:
-        raise UsageError(f"{REDUCER}: its reducer is not a weighted sum of the losses")
+        raise UsageError(f"{REDUCER}: its reducer is not a weighted sum of the losses", "sum losses times weights")
     if weights_R[torch.from_numpy(~mask_R)].any():
-        raise UsageError(f"{REDUCER}: its reducer gives weight to tokens that are not trained")
+        raise UsageError(
+            f"{REDUCER}: its reducer gives weight to tokens that are not trained", "multiply by loss_masks"
+        )
     return weights_R.numpy()
+
+
+def advantages(
+    function: Callable, args: Any, shape: Shape, columns: dict[str, np.ndarray | None]
+) -> tuple[np.ndarray, np.ndarray]:
+    """What ``--custom-advantage-function-path`` sets as ``advantages``, and as ``returns`` if it has a critic, [R] both.
+
+    ``f(args, rollout_data)``: ``columns`` of the whole batch, [N] and [R]. Raises UsageError when it leaves no numbers,
+    of other shapes, or none that are finite where a token is trained.
+    """
+    data: dict[str, Any] = dict(columns)
+    function(args, data)
+    try:
+        found = [np.asarray(data.get("advantages"), np.float64)]
+        found.append(np.asarray(data.get("returns", found[0]), np.float64))
+    except (TypeError, ValueError) as error:
+        fix = "set one number a response token"
+        raise UsageError(f"{ADVANTAGE} left no column of numbers: {error}", fix) from None
+    for name, column_R in zip(("advantages", "returns"), found, strict=True):
+        if column_R.shape != shape.mask_R.shape:
+            raise UsageError(
+                f"{ADVANTAGE} left {name!r} of shape {column_R.shape} for {len(shape.mask_R)} response tokens",
+                "one value for each of them",
+            )
+        if not np.isfinite(shape.masked(column_R)).all():
+            raise UsageError(f"{ADVANTAGE} left {name!r} that are not finite at trained tokens", "set finite numbers")
+    return shape.masked(found[0]), shape.masked(found[1])
 
 
 def masks(

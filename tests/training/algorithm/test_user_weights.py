@@ -54,7 +54,7 @@ def test_a_function_sees_the_whole_batch_sample_by_sample_without_what_is_masked
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (lambda x: x, "returned Tensor, not"),
+        (lambda x: x, "returned Tensor, not a tuple"),
         (lambda x: (x[:4], [torch.ones(3), torch.ones(0), torch.ones(2)], {}), "4 values in pg_loss for 5"),
         (lambda x: (x, [torch.ones(2), torch.ones(0), torch.ones(3)], {}), "masks for responses of other lengths"),
         (lambda x: (x * float("inf"), torch.ones(5), {}), "not finite"),
