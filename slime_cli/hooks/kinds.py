@@ -187,6 +187,20 @@ class Hook:
             raise UsageError(said, f"fix the function:\n{raised.trace(error)}") from error
 
 
+@contextlib.contextmanager
+def users_named(what: str) -> Iterator[None]:
+    """For code of ours that runs what users' functions left behind, a model or a gradient: what their lines raise there
+    is a UsageError that names them; anything else goes through."""
+    try:
+        yield
+    except SlimeError:
+        raise
+    except Exception as error:
+        if not raised.by_user(error):
+            raise
+        raise UsageError(f"{what} raised {raised.sentence(error)}", f"fix it:\n{raised.trace(error)}") from error
+
+
 def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
     """Of ``offered``, the keywords that the signature takes: how optional ones are passed."""
     function = function.function if isinstance(function, Hook) else function

@@ -40,6 +40,12 @@ def place(error: BaseException) -> str:
     return next((f"{f.filename}:{f.lineno}" for f in reversed(own or theirs)), "")
 
 
+def by_user(error: BaseException) -> bool:
+    """Whether a line of the user's own was under way: a function, or what it left behind (a model, a gradient)."""
+    files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    return any(os.path.isabs(file) and not installed(file) and os.path.isfile(file) for file in files)
+
+
 def trace(error: BaseException) -> str:
     """The traceback from the first line that is neither ours nor a library's on."""
     found = traceback.TracebackException.from_exception(error, compact=True)

@@ -110,7 +110,7 @@ def reduction(
     value = reducer(zeros_R)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise UsageError(
-            f"{REDUCER}: its reducer returned no number that depends on the losses", "return one tensor of one"
+            f"{REDUCER}: its reducer must return one number that depends on the losses", "return one tensor of one"
         )
     (weights_R,) = torch.autograd.grad(value.sum(), zeros_R)
     if not (torch.isfinite(value).all() and torch.isfinite(weights_R).all()):
