@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from slime_cli.buffer.types import Sample, Status
+from slime_cli.buffer.types import Group, PromptRow, Sample, Status
 from slime_cli.errors import SlimeError, UsageError
 from slime_cli.findings import Finding
 from slime_cli.hooks import batches, columns, kinds, raised, rollouts, text
@@ -50,7 +50,7 @@ def check(kind: str, path: str, words: Sequence[str]) -> Iterator[Finding]:
 
 def _kind(name: str) -> str:
     """A kind by its name, or by the option that it belongs to."""
-    by_flag = {kind.flag: known for known, kind in reversed(KINDS.items())}
+    by_flag = {kind.flag: known for known, kind in reversed(list(KINDS.items()))}
     found = by_flag.get(name, name)
     if found not in KINDS:
         raise UsageError(f"no kind of function is called {name!r}{nearest(name, [*KINDS, *by_flag])}", ", ".join(KINDS))
@@ -225,23 +225,20 @@ def sample_hook(hook: Hook, args: Args) -> Said:
 # -- groups and batches ------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Dealt:
-    index: int
-    rendered: Any
-    finished: list[Sample]
-    pending: list[Sample]
+def _dealt(index: int, rendered: Any, pending: list[Sample]) -> Group:
+    row = PromptRow(QUESTION, ANSWER, {}, "made up", index + 1)
+    return Group(index, row, rendered, [], pending)
 
 
 def _whole(hook: Hook, args: Args, run: Callable[..., Any]) -> Any:
     """Calls a function for a whole rollout, or evaluation, with groups of two."""
     count = 0
 
-    def lease(n: int) -> list[Dealt]:
+    def lease(n: int) -> list[Group]:
         nonlocal count
         count += n
         return [
-            Dealt(i, _prompt(args), [], [_prompt(args, index=2 * i + k, group_index=i) for k in range(2)])
+            _dealt(i, _prompt(args), [_prompt(args, index=2 * i + k, group_index=i) for k in range(2)])
             for i in range(count - n, count)
         ]
 
@@ -274,7 +271,7 @@ def data_source(hook: Hook, args: Args) -> Said:
 
 
 def buffer_filter(hook: Hook, args: Args) -> Said:
-    groups = [Dealt(i, None, [], _group(args, group=i)) for i in range(3)]
+    groups = [_dealt(i, None, _group(args, group=i)) for i in range(3)]
     chosen, dropped = rollouts.choose(hook, args, groups, 2)
     yield f"of 3 groups, 2 asked for: chooses {len(chosen)}, drops {len(dropped)}"
 

@@ -7,7 +7,7 @@ function returns can be compared, token by token, with what was sampled.
 import http.server
 import json
 import threading
-from typing import Any
+from typing import Any, cast
 
 VERSION = "v000000"
 MANY = 1000
@@ -15,11 +15,10 @@ MANY = 1000
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    server: "ScriptedEngine"
-
     def do_POST(self) -> None:
+        engine = cast(ScriptedEngine, self.server)
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        answer = self.server.answer(body) if self.path.rstrip("/") == "/generate" else None
+        answer = engine.answer(body) if self.path.rstrip("/") == "/generate" else None
         data = json.dumps(answer).encode()
         self.send_response(404 if answer is None else 200)
         self.send_header("content-type", "application/json")
@@ -27,7 +26,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
 

@@ -90,8 +90,8 @@ def _sample(hook: Hook, base: Sample, data: dict[str, list[Any]], row: int) -> S
     made = dataclasses.replace(base, **fields, remove_sample=False, metadata=base.metadata | said)
     try:
         made.check()
-        float(made.reward)
-    except (ValueError, TypeError) as error:
+        made.reward_value()
+    except (ValueError, TypeError, KeyError) as error:
         raise hook.refuse(f"returned something unfit in row {row}: {error}", "fix the function") from None
     return made
 

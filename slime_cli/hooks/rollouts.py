@@ -9,9 +9,9 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from slime_cli.buffer.types import Sample, Status, executions
+from slime_cli.buffer.types import Group, Sample, Status, executions
 from slime_cli.hooks import kinds
 from slime_cli.hooks.kinds import Hook
 from slime_cli.hooks.lending import copied
@@ -19,25 +19,16 @@ from slime_cli.hooks.outputs import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime_cli.hooks.protocols import Args, Groups
 
 
-class Dealt(Protocol):
-    """What is needed of a group of the Data Buffer (:class:`slime_cli.buffer.types.Group`)."""
-
-    index: int
-    rendered: Any
-    finished: list[Sample]
-    pending: list[Sample]
-
-
 class Dealer:
     """``data_source`` of a rollout function. ``lease(n)`` deals groups, ``release(groups)`` takes them back."""
 
-    def __init__(self, hook: Hook, lease: Callable[[int], list[Dealt]], release: Callable[[list[Dealt]], None]):
+    def __init__(self, hook: Hook, lease: Callable[[int], list[Group]], release: Callable[[list[Group]], None]):
         self._hook = hook
         self._lease = lease
         self._release = release
         self._loop = asyncio.get_running_loop()
-        self.open: dict[int, Dealt] = {}
-        """Dealt, and not given back."""
+        self.open: dict[int, Group] = {}
+        """Group, and not given back."""
 
     def get_samples(self, num_samples: int) -> Groups:
         """Groups to answer, the samples' ``tokens`` being the prompt's. Those of an earlier attempt may be finished."""
@@ -71,7 +62,7 @@ class Dealer:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
 
-def _begun(group: Dealt, sample: Sample) -> Sample:
+def _begun(group: Group, sample: Sample) -> Sample:
     return copied(dataclasses.replace(sample, tokens=list(sample.tokens or group.rendered.tokens)))
 
 
@@ -79,10 +70,10 @@ def _begun(group: Dealt, sample: Sample) -> Sample:
 class Rolled:
     """What a rollout function made of its groups."""
 
-    groups: list[tuple[Dealt, list[Sample]]]
+    groups: list[tuple[Group, list[Sample]]]
     """In its order: what was dealt, and the rewarded samples that are to be trained."""
-    left_out: list[Dealt]
-    """Dealt, neither returned nor given back: to be dropped, as are trajectories that are missing in ``groups``."""
+    left_out: list[Group]
+    """Group, neither returned nor given back: to be dropped, as are trajectories that are missing in ``groups``."""
     metrics: dict[str, float]
 
 
@@ -104,7 +95,7 @@ async def rollout(hook: Hook, args: Args, rollout_id: int, dealer: Dealer) -> Ro
     return Rolled(found, left_out, _metrics(hook, output.metrics))
 
 
-def _answered(hook: Hook, group: Any, dealt: dict[int, Dealt], args: Args) -> tuple[Dealt, list[Sample]]:
+def _answered(hook: Hook, group: Any, dealt: dict[int, Group], args: Args) -> tuple[Group, list[Sample]]:
     samples = list(_leaves(hook, group))
     if not samples:
         raise hook.refuse("returned an empty group", "leave out a group of which nothing is to be trained")
@@ -192,7 +183,7 @@ def _set(hook: Hook, name: str, found: Any) -> Evaluated:
     return Evaluated(list(by_prompt.values()), truncated, samples)
 
 
-def choose(hook: Hook, args: Args, groups: list[Dealt], count: int) -> tuple[list[Dealt], list[Dealt]]:
+def choose(hook: Hook, args: Args, groups: list[Group], count: int) -> tuple[list[Group], list[Group]]:
     """``--buffer-filter-path``: which unfinished groups are continued now, ``count`` at most, and which are dropped."""
     waiting = {group.index: group for group in groups}
     buffer = [[copied(sample) for sample in (*group.finished, *group.pending)] for group in groups]
@@ -205,7 +196,7 @@ def choose(hook: Hook, args: Args, groups: list[Dealt], count: int) -> tuple[lis
     return [waiting[index] for index in taken], dropped
 
 
-def _indices(hook: Hook, groups: Any, known: dict[int, Dealt]) -> list[int]:
+def _indices(hook: Hook, groups: Any, known: dict[int, Group]) -> list[int]:
     if not isinstance(groups, list | tuple):
         raise hook.refuse(f"returned {type(groups).__name__}", "return groups of `buffer`: a list of lists of Samples")
     found = [sample.group_index for group in groups for sample in _leaves(hook, group)[:1]]

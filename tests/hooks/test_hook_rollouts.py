@@ -4,15 +4,13 @@
 done in the event loop's. 3. Whatever else it returns is named.
 """
 
-import dataclasses
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from slime_cli.buffer.types import Sample
+from slime_cli.buffer.types import Group, PromptRow, Sample
 from slime_cli.errors import UsageError
 from slime_cli.hooks import rollouts
 from slime_cli.hooks.kinds import Hook
@@ -25,14 +23,6 @@ from slime_cli import hooks
 def answered(sample, reward=1.0):
     return dataclasses.replace(sample, tokens=sample.tokens + [5], response_length=1, reward=reward)
 """
-
-
-@dataclasses.dataclass
-class Group:
-    index: int
-    rendered: Any
-    finished: list[Sample]
-    pending: list[Sample]
 
 
 class Deck:
@@ -51,7 +41,7 @@ class Deck:
 
     def _group(self, index: int) -> Group:
         pending = [Sample(2 * index + k, index, prompt="p") for k in range(2)]
-        return Group(index, types.SimpleNamespace(tokens=[1, 2]), [], pending)
+        return Group(index, PromptRow("p", None, {}, "here", 1), types.SimpleNamespace(tokens=[1, 2]), [], pending)
 
     def release(self, groups: list[Group]) -> None:
         self.threads.add(threading.get_ident())
