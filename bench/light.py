@@ -1,4 +1,4 @@
-"""Benchmarks that need no engine: start-up and the journal."""
+"""Benchmarks that need no engine: start-up, the journal, a span, what a disk takes."""
 
 import os
 import pathlib
@@ -9,6 +9,7 @@ import time
 
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.types import PromptRow, Sample, Status
+from slime_cli.tracing.spans import Tracer
 
 
 def command_seconds(*words: str) -> float:
@@ -52,6 +53,19 @@ def journal_rate(folder: pathlib.Path, rollouts: int = 20, groups: int = 128, si
             journal.batched(indices, r)
             journal.commit(steps=[(r + 1, r, "v", indices)], checkpoint="c")
     return rollouts * groups * size / (time.perf_counter() - start)
+
+
+def span_microseconds(folder: pathlib.Path, count: int = 20000) -> dict[str, float]:
+    """What a span costs that is recorded, and one where tracing is off."""
+    found = {}
+    for name, tracer in (("on", Tracer(folder, "on")), ("off", Tracer(folder, "off", enabled=False))):
+        start = time.perf_counter()
+        for i in range(count):
+            with tracer.span("generate", group=i):
+                pass
+        found[name] = (time.perf_counter() - start) / count * 1e6
+        tracer.close()
+    return found
 
 
 def disk_rate(folder: pathlib.Path, size: int = 256 * 2**20) -> float:
