@@ -1,5 +1,5 @@
 # The two commands of this project are `make demo` and `make test`; both set up .venv first.
-.PHONY: setup lint check test demo bench conversions matrix
+.PHONY: setup lint check test demo bench conversions matrix options
 
 setup:
 	@bash ci/setup.sh
@@ -24,6 +24,9 @@ bench: setup
 
 matrix: setup
 	@.venv/bin/python -m bench.matrix
+
+options: setup
+	@.venv/bin/python -m bench.options_page
 
 conversions: setup
 	@.venv/bin/python -m bench.conversions

@@ -143,7 +143,7 @@ def own_help(command: str) -> str:
     groups: dict[str, list[tuple[str, str]]] = {"": rows}
     for option in own.OPTIONS:
         if (dests is None or option.dest in dests) and option.flag not in NOT_WIRED:
-            groups.setdefault(option.group, []).append((_spelling(option), _line(option)))
+            groups.setdefault(option.group, []).append((option.spelling, _line(option)))
     lines = [f"Usage: {usage}", "", COMMANDS[command]]
     for group, entries in groups.items():
         lines += ["", f"{group.capitalize()} options:" if group else "Options:"]
@@ -160,21 +160,12 @@ def own_help(command: str) -> str:
     return "\n".join(lines)
 
 
-def _spelling(option: Any) -> str:
-    if not option.takes_value:
-        return option.flag
-    if option.choices:
-        value = "{" + ",".join(map(str, option.choices)) + "}"
-    else:
-        value = {"int": "N", "float": "X", "json": "JSON"}.get(option.type, "TEXT")
-    return f"{option.flag} {value}{' ...' if option.many else ''}"
-
-
 def _line(option: Any) -> str:
     from slime_cli.options import own
 
     default = str(option.default) if option.takes_value and option.default not in (None, {}) else ""
-    more = ", ".join(filter(None, (default, own.needed(option))))
+    needed = " and ".join(f"with {need}" for need in own.needed(option))
+    more = ", ".join(filter(None, (default, needed)))
     return f"{option.help} [{more}]" if more else option.help
 
 

@@ -101,6 +101,17 @@ class OwnOption(Option):
     commands: tuple[str, ...] = ("train",)
     resume: Resume = "same"
 
+    @property
+    def spelling(self) -> str:
+        """The flag with what its value looks like."""
+        if not self.takes_value:
+            return self.flag
+        if self.choices:
+            value = "{" + ",".join(map(str, self.choices)) + "}"
+        else:
+            value = {"int": "N", "float": "X", "json": "JSON"}.get(self.type, "TEXT")
+        return f"{self.flag} {value}{' ...' if self.many else ''}"
+
 
 def option(
     default: Any,

@@ -62,11 +62,12 @@ def flag(dest: str) -> str:
     return by_dest()[dest].flag
 
 
-def needed(option: OwnOption) -> str:
-    """What it needs besides what its whole group does: ``with --use-kl-loss or --kl-coef``; empty for nothing."""
-    return " and ".join(f"with {_written(need)}" for need in option.needs if need != POLICY)
+def needed(option: OwnOption) -> list[str]:
+    """All that it needs besides a policy to train: ``--use-kl-loss or --kl-coef``."""
+    return [written(need) for need in option.needs if need != POLICY]
 
 
-def _written(need: Need) -> str:
+def written(need: Need) -> str:
+    """As a command line would meet it."""
     names = " or ".join(map(flag, need.options))
     return f"{names} {'|'.join(need.values)}" if need.values else names
