@@ -53,9 +53,9 @@ class Gate:
         """Indices of the ``finished`` (deadline, index) groups that ``next_rollout`` trains: earliest deadline first,
         then by index. None: wait, because too few are finished, or because a group of ``in_flight`` would miss its
         deadline if these were taken without it."""
-        order = sorted(finished, key=lambda group: (sys.maxsize if group[0] is None else group[0], group[1]))
-        if len(order) < self.batch:
+        if len(finished) < self.batch:
             return None
+        order = sorted(finished, key=lambda group: (sys.maxsize if group[0] is None else group[0], group[1]))
         rest = [*in_flight, *(deadline for deadline, _ in order[self.batch :])]
         if not self.holds(rest, next_rollout + 1):
             return None
@@ -71,6 +71,8 @@ class Gate:
         """Indices of those of ``outstanding`` (deadline, index) that must go so that the others meet their deadlines,
         beside ``fixed`` ones. Empty unless a resume has lowered ``max_staleness`` or ``batch``. As few as can be, the
         oldest of them."""
+        if self.holds([*fixed, *(deadline for deadline, _ in outstanding)], next_rollout):
+            return []
         kept: list[tuple[Deadline, int]] = []
         gone: list[int] = []
         for deadline, index in sorted(_with_bound(outstanding)):
