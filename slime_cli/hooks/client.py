@@ -50,7 +50,7 @@ def through(client: EngineClient) -> Iterator[None]:
 class PlainClient:
     """One request after the other over connections of their own; a lost connection is tried again."""
 
-    def __init__(self, url: str):
+    def __init__(self, url: str) -> None:
         self.url = url
 
     async def generate(self, body: dict[str, Any]) -> list[Answer]:
@@ -95,7 +95,7 @@ def engine(args: Args, url: str | None = None) -> "Engine":
 class Engine:
     """Continues samples with the engines' present weights."""
 
-    def __init__(self, args: Args, client: EngineClient):
+    def __init__(self, args: Args, client: EngineClient) -> None:
         self.args = args
         self.client = client
 
@@ -135,6 +135,17 @@ class Engine:
         if not bounds:
             raise UsageError("sampling_params has no max_new_tokens", "say how long a response may be")
         return min(bounds)
+
+
+def whole(pieces: list[Answer]) -> Answer:
+    """The pieces of a streamed answer, each with its own tokens and the version that wrote them, as one answer."""
+    last = pieces[-1]
+    scored = [entry for piece in pieces for entry in piece["meta_info"].get("output_token_logprobs") or ()]
+    spans = [[len(piece["output_ids"]), piece["meta_info"].get("weight_version")] for piece in pieces]
+    text = last["text"] if last.get("cumulative_text") else "".join(piece["text"] for piece in pieces)
+    ids = [token for piece in pieces for token in piece["output_ids"]]
+    meta = last["meta_info"] | {"output_token_logprobs": scored, "spans": spans}
+    return last | {"output_ids": ids, "text": text, "meta_info": meta}
 
 
 def append_answer(sample: Sample, answer: Answer) -> None:

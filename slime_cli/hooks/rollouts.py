@@ -22,7 +22,7 @@ from slime_cli.hooks.protocols import Args, Groups
 class Dealer:
     """``data_source`` of a rollout function. ``lease(n)`` deals groups, ``release(groups)`` takes them back."""
 
-    def __init__(self, hook: Hook, lease: Callable[[int], list[Group]], release: Callable[[list[Group]], None]):
+    def __init__(self, hook: Hook, lease: Callable[[int], list[Group]], release: Callable[[list[Group]], None]) -> None:
         self._hook = hook
         self._lease = lease
         self._release = release

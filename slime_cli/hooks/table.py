@@ -1,7 +1,7 @@
 """Every kind of function that a user may put in: its option, the call that slime makes, when, and what it may change.
 
 Read by the check at load, the check of a run before it starts, the contract tests and ``docs/hooks.md`` (a test compares).
-A kind that nothing calls is not listed: its option is refused by name (``slime_cli/options/not_yet.py``).
+The option of a kind that nothing calls is refused by name (``slime_cli/options/checks/functions.py``).
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import inspect
 from types import MappingProxyType
 
 from slime_cli.hooks import protocols
+from slime_cli.options.checks.functions import NOT_CALLED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +181,7 @@ KINDS = MappingProxyType(
         "data_postprocess": Kind(
             "rollout_data_postprocess_path",
             protocols.DataPostprocess,
-            "once a rollout, in every trainer rank, when log-probabilities are there and advantages are not",
+            "once a rollout, in trainer ranks of the last pipeline stage: log-probabilities are there, advantages are not",
             "`loss_masks` in `rollout_data`",
         ),
         "model_provider": Kind(
@@ -218,6 +219,14 @@ KINDS = MappingProxyType(
 
 
 def page() -> str:
-    """The table of ``docs/hooks.md``."""
-    rows = [f"| `{kind.flag}` | {name} | `{kind}` | {kind.when} | {kind.changes} |" for name, kind in KINDS.items()]
-    return "\n".join(["| option | kind | slime calls | when | what it may change |", "|---|---|---|---|---|", *rows])
+    """The table of ``docs/hooks.md``: the kinds that a run calls, and the options of those that it refuses so far."""
+    refused = {*NOT_CALLED, "rollout_function_path"}
+    called = {name: kind for name, kind in KINDS.items() if kind.option not in refused}
+    rows = [f"| `{kind.flag}` | {name} | `{kind}` | {kind.when} | {kind.changes} |" for name, kind in called.items()]
+    rows = ["| option | kind | slime calls | when | what it may change |", "|---|---|---|---|---|", *rows]
+    others = ", ".join(f"`{kind.flag}`" for kind in KINDS.values() if kind.option in refused)
+    return "\n".join([*rows, "", f"Refused so far, for nothing calls them: {others}."] if others else rows)
+
+
+if __name__ == "__main__":
+    print(page())

@@ -84,7 +84,7 @@ class Queue:
 class Lost(Exception):
     """Internal: the worker is of no use any more. ``loading``: it had not begun with the jobs."""
 
-    def __init__(self, failure: RewardFailure, loading: bool):
+    def __init__(self, failure: RewardFailure, loading: bool) -> None:
         super().__init__(failure)
         self.failure = failure
         self.loading = loading
@@ -93,7 +93,7 @@ class Lost(Exception):
 class Worker:
     """One child process, seen from the parent."""
 
-    def __init__(self, process: asyncio.subprocess.Process):
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None  # start() asks for both
         self.process = process
         self._stdin = process.stdin
@@ -178,7 +178,7 @@ def fail(jobs: Iterable[Job], failure: RewardFailure) -> None:
 class WorkerPool:
     """Runs jobs on ``workers`` processes, started when first needed and replaced when lost. Lives in one event loop."""
 
-    def __init__(self, workers: int, timeout: float, start_timeout: float):
+    def __init__(self, workers: int, timeout: float, start_timeout: float) -> None:
         if workers < 1 or timeout <= 0:
             raise ValueError(f"workers={workers}, timeout={timeout}: both must be positive")
         self.workers = workers

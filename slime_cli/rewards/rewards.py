@@ -92,7 +92,7 @@ def finite(value: bool | int | float) -> bool:
 class RewardPool:
     """Scores samples in worker processes; ``async with`` or :meth:`close` ends them. Belongs to one event loop."""
 
-    def __init__(self, workers: int = 4, timeout: float = 30.0, start_timeout: float = 180.0):
+    def __init__(self, workers: int = 4, timeout: float = 30.0, start_timeout: float = 180.0) -> None:
         """``timeout``: seconds for one call of a grader or function. ``start_timeout``: for loading it in a worker."""
         self.workers = WorkerPool(workers, timeout, start_timeout)
         self.failures: collections.Counter[str] = collections.Counter()
@@ -216,7 +216,7 @@ def is_local(url: str) -> bool:
 class RemoteRewards:
     """``remote_rm``: POSTs prompt, response and label to ``args.rm_url``; the JSON answer is the reward."""
 
-    def __init__(self, timeout: float):
+    def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._clients: dict[bool, Any] = {}
         self._slots = asyncio.Semaphore(REMOTE_IN_FLIGHT)

@@ -30,7 +30,7 @@ def answer(ids: list[int], text: str = "x", reason: str = "stop", version: str =
 class Scripted:
     """An engine client that gives one answer after the other."""
 
-    def __init__(self, *answers: dict):
+    def __init__(self, *answers: dict) -> None:
         self.answers = list(answers)
         self.bodies: list[dict] = []
 
@@ -105,6 +105,18 @@ async def test_an_aborted_turn_is_continued_by_the_next():
 async def test_an_answer_without_its_evidence_is_refused(broken: dict):
     with hooks_client.through(Scripted(answer([7, 8], **broken))), pytest.raises(EngineError, match="sample 3"):
         await hooks.engine(ARGS).generate(begun(), PARAMS)
+
+
+async def test_the_pieces_of_a_streamed_answer_are_one_answer_in_spans():
+    pieces = [answer([7, 8], "ab", version="v000003"), answer([9], "c", version="v000003"), answer([4], "d")]
+    pieces[2]["meta_info"]["weight_version"] = "v000004"
+    sample = begun()
+    with hooks_client.through(Scripted(hooks_client.whole(pieces))):
+        await hooks.engine(ARGS).generate(sample, PARAMS)
+    assert sample.spans == [Span(3, "v000003"), Span(1, "v000004")] and sample.response == "abcd"
+    assert sample.tokens == [1, 2, 7, 8, 9, 4] and sample.rollout_log_probs == [-0.5, -1.0, -0.5, -0.5]
+    pieces[2] |= {"text": "abcd", "cumulative_text": True}
+    assert hooks_client.whole(pieces)["text"] == "abcd"
 
 
 async def test_each_task_asks_through_what_was_lent_to_it():

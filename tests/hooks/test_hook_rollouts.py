@@ -28,7 +28,7 @@ def answered(sample, reward=1.0):
 class Deck:
     """Deals groups of two, and notes in which thread."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.next = 0
         self.back: list[int] = []
         self.threads: set[int] = set()

@@ -10,7 +10,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "hooks.md"
 
 
 def test_the_page_lists_every_kind_as_it_is():
-    assert page() in PAGE.read_text(), "write slime_cli.hooks.table.page() into docs/hooks.md"
+    assert page() in PAGE.read_text(), "python -m slime_cli.hooks.table prints it"
 
 
 def test_every_kind_has_an_option_and_every_option_for_a_function_a_kind():

@@ -1,5 +1,7 @@
 """Hooks: found, callable and fitting, or a UsageError that says what to fix."""
 
+import pathlib
+
 import numpy as np
 import pytest
 import torch
@@ -42,7 +44,7 @@ def pg_loss_reducer(*a): return lambda losses: losses["nothing"]
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: pathlib.Path) -> str:
     (tmp_path / "neighbour.py").write_text("NUMBER = 3\n")
     (tmp_path / "mine.py").write_text(MODULE)
     return str(tmp_path / "mine.py")
@@ -66,7 +68,7 @@ def file(tmp_path):
         ("hidden", "dynamic_filter"),
     ],
 )
-def test_fitting_hooks_load(file, name, kind):
+def test_fitting_hooks_load(file: str, name: str, kind: str):
     assert callable(load(f"{file}:{name}", kind))
 
 
@@ -82,14 +84,14 @@ def test_fitting_hooks_load(file, name, kind):
         ("reward_short", "rollout", "does not accept the call"),
     ],
 )
-def test_unfit_hooks_are_named(file, name, kind, words):
+def test_unfit_hooks_are_named(file: str, name: str, kind: str, words: str):
     with pytest.raises(UsageError) as caught:
         load(f"{file}:{name}", kind)
     assert words in caught.value.message and f"{file}:{name}" in caught.value.message
     assert caught.value.fix
 
 
-def test_import_paths(tmp_path, monkeypatch):
+def test_import_paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "hook_pkg_a.py").write_text("def f(args, sample): return 0.5\n")
     (tmp_path / "hook_pkg_b.py").write_text("import not_there_at_all\n")
@@ -111,13 +113,13 @@ def test_import_paths(tmp_path, monkeypatch):
         assert words in caught.value.message
 
 
-def test_optional_keywords_go_only_where_they_are_taken(file):
+def test_optional_keywords_go_only_where_they_are_taken(file: str):
     assert accepted(load(f"{file}:generate", "generate"), evaluation=True) == {}
     assert accepted(load(f"{file}:generate_eval", "generate"), evaluation=True) == {"evaluation": True}
     assert accepted(load(f"{file}:reward", "reward"), anything=1) == {"anything": 1}
 
 
-def test_async_is_seen_through_objects_and_partials(file):
+def test_async_is_seen_through_objects_and_partials(file: str):
     assert is_async(load(f"{file}:instance", "reward")) and not is_async(load(f"{file}:partial", "reward"))
 
 
@@ -142,7 +144,7 @@ def test_what_a_generate_function_may_return():
         ((Sample(0, 0),), "returned tuple"),
     ],
 )
-def test_what_a_generate_function_may_not_return_is_named(result, said):
+def test_what_a_generate_function_may_not_return_is_named(result: object, said: str):
     with pytest.raises(UsageError, match=f"generate hook 'pkg.mod.agent': it .*{said}") as caught:
         siblings("generate hook 'pkg.mod.agent': it", Sample(0, 0), result)
     assert "flat list" in caught.value.fix
@@ -177,19 +179,19 @@ def test_arrays_flags_and_names_become_plain_values():
     made.check(4)
 
 
-def test_an_unknown_kind_is_a_programming_error(file):
+def test_an_unknown_kind_is_a_programming_error(file: str):
     with pytest.raises(ValueError, match="did you mean 'reward'"):
         load(f"{file}:reward", "rewards")
     assert str(KINDS["generate"]) == "async f(args, sample, sampling_params, evaluation=)"
 
 
-async def test_a_coroutine_function_behind_a_plain_wrapper_is_seen_and_awaited(file):
+async def test_a_coroutine_function_behind_a_plain_wrapper_is_seen_and_awaited(file: str):
     hidden = load(f"{file}:hidden", "reward")
     assert not is_async(hidden) and may_be_async(hidden)
     assert await awaited(hidden(None, None)) == 1.0 and await awaited(2.0) == 2.0
 
 
-def test_what_a_function_of_the_trainer_raises_names_its_line_and_a_coroutine_is_refused(file):
+def test_what_a_function_of_the_trainer_raises_names_its_line_and_a_coroutine_is_refused(file: str):
     line = MODULE.split("\n").index('def advantage(args, rollout_data): return rollout_data["nothing"]') + 1
     with pytest.raises(
         UsageError, match=f"advantage hook '{file}:advantage' raised KeyError: 'nothing' at {file}:{line}$"
@@ -206,7 +208,7 @@ def test_what_a_function_of_the_trainer_raises_names_its_line_and_a_coroutine_is
 # -------------------------------------------------------------------------------------------------
 
 
-def folders(tmp_path, **files):
+def folders(tmp_path: pathlib.Path, **files: str) -> list[str]:
     """Each file in folder a and in folder b, ``HERE`` standing for the folder's name; a double underscore makes a
     folder."""
     for name, text in files.items():
@@ -235,7 +237,7 @@ IMPORTS = {
 @pytest.mark.parametrize(
     ("statement", "late"), [*((s, False) for s in IMPORTS), *((s, True) for s in list(IMPORTS)[:-1])]
 )
-def test_files_of_two_folders_each_get_their_own_neighbours(tmp_path, statement, late):
+def test_files_of_two_folders_each_get_their_own_neighbours(tmp_path: pathlib.Path, statement: str, late: bool):
     value = IMPORTS[statement]
     head = "" if late else statement
     body = f"    {statement}\n" if late else ""
@@ -253,7 +255,7 @@ def test_files_of_two_folders_each_get_their_own_neighbours(tmp_path, statement,
     assert (first(None, None), second(None, None), load(a, "reward")(None, None)) == ("a", "b", "a")
 
 
-def test_a_neighbour_shadows_neither_python_nor_a_library_nor_slime(tmp_path):
+def test_a_neighbour_shadows_neither_python_nor_a_library_nor_slime(tmp_path: pathlib.Path):
     a, _ = folders(
         tmp_path,
         json="raise SystemExit(HERE)",
@@ -267,7 +269,9 @@ def test_a_neighbour_shadows_neither_python_nor_a_library_nor_slime(tmp_path):
     assert str(tmp_path) not in load(a, "reward")(None, None)
 
 
-def test_what_everybody_can_import_from_the_same_file_is_imported_once(tmp_path, monkeypatch):
+def test_what_everybody_can_import_from_the_same_file_is_imported_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     a, b = folders(tmp_path, shared="NAME = HERE", reward="import shared\ndef score(args, sample): return shared\n")
     monkeypatch.syspath_prepend(tmp_path / "a")
     first = load(a, "reward")(None, None)
@@ -275,7 +279,7 @@ def test_what_everybody_can_import_from_the_same_file_is_imported_once(tmp_path,
     assert first.__name__ == "shared" and first.NAME == "a" and second.NAME == "b"
 
 
-def test_a_file_that_fails_to_load_can_be_fixed_and_loaded_again(tmp_path):
+def test_a_file_that_fails_to_load_can_be_fixed_and_loaded_again(tmp_path: pathlib.Path):
     a, _ = folders(tmp_path, reward="import helpers\nraise ValueError(helpers.NAME)", helpers="NAME = HERE")
     with pytest.raises(UsageError, match=f"ValueError: a at {tmp_path}/a/reward.py:2"):
         load(a, "reward")

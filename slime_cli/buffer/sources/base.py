@@ -166,7 +166,7 @@ class RowContract:
 class Gaps:
     """Maps the i-th good row to its 1-based physical row, in memory proportional to the rows left out."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._good_before = array("Q")
 
     def __len__(self) -> int:
@@ -183,7 +183,7 @@ class Gaps:
 class PromptSource(abc.ABC):
     """Random access to checked prompts. ``name`` is the URI as given; ``skipped`` lists every bad row left out."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         self.name = name
         self.skipped: list[BadRow] = []
         self._order = range(0)

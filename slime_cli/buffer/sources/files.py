@@ -59,7 +59,7 @@ class JsonLines(Table):
 
     columnar = False
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: pathlib.Path) -> None:
         self.file = str(path)
         self._handle = open(path, "rb")
         self._stamp = self._now()
@@ -125,7 +125,7 @@ def _read_by_python(line: bytes) -> str | None:
 class Parquet(Table):
     """A Parquet file, read by row group; the last few groups stay in memory, up to CACHED_GROUP_BYTES."""
 
-    def __init__(self, path: pathlib.Path, contract: RowContract):
+    def __init__(self, path: pathlib.Path, contract: RowContract) -> None:
         import pyarrow
         import pyarrow.parquet
 
@@ -171,7 +171,7 @@ class Parquet(Table):
 class HuggingFace(Table):
     """A ``datasets.Dataset``: memory-mapped Arrow, with the fingerprint that the library keeps for it."""
 
-    def __init__(self, uri: str, dataset: Any, contract: RowContract):
+    def __init__(self, uri: str, dataset: Any, contract: RowContract) -> None:
         self.file = uri
         self._fingerprint = dataset._fingerprint
         self._rows = dataset.select_columns(wanted_columns(uri, dataset.column_names, contract)).with_format("arrow")
@@ -241,7 +241,7 @@ def pick_split(loaded: Any, split: str | None, uri: str) -> Any:
 class TableSource(PromptSource):
     """Prompts of a table. Opening checks every row; ``on_bad_row`` is ``fail`` or ``skip``."""
 
-    def __init__(self, name: str, table: Table, contract: RowContract, window: slice, on_bad_row: str):
+    def __init__(self, name: str, table: Table, contract: RowContract, window: slice, on_bad_row: str) -> None:
         super().__init__(name)
         self._table = table
         self._contract = contract

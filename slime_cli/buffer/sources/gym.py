@@ -131,7 +131,7 @@ def parse_part(uri: str, texts: list[str]) -> tuple[float, float]:
 class GymSource(PromptSource):
     """Rows are generated when asked for; with ``distinct`` or ``part``, opening enumerates and keeps positions."""
 
-    def __init__(self, name: str, rest: str, window: slice):
+    def __init__(self, name: str, rest: str, window: slice) -> None:
         super().__init__(name)
         self.options = options = GymOptions.parse(rest, name)
         self.tried = 0

@@ -21,7 +21,7 @@ SAYS_NOTHING = ("tool_calls", "function_call", "reasoning_content", "reasoning",
 class RowProblem(Exception):
     """Internal: why a row is refused; becomes a BadRow or a DataError."""
 
-    def __init__(self, field: str, reason: str):
+    def __init__(self, field: str, reason: str) -> None:
         super().__init__(field, reason)
         self.field = field
         self.reason = reason

@@ -21,7 +21,7 @@ FIX = "get_samples(n) returns n groups, lists of Samples with a prompt"
 class UserSource(PromptSource):
     """``args``: what the class is made with, every option of slime's own by name."""
 
-    def __init__(self, path: str, args: types.SimpleNamespace):
+    def __init__(self, path: str, args: types.SimpleNamespace) -> None:
         super().__init__(path)
         self._hook = Hook.load(path, "data_source")
         self._source = self._hook(args)

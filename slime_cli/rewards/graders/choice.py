@@ -62,7 +62,7 @@ def normal(text: str) -> str:
 class Options:
     """The letters that may be chosen, and the options' texts as far as they are known."""
 
-    def __init__(self, metadata: dict[str, Any]):
+    def __init__(self, metadata: dict[str, Any]) -> None:
         choices = metadata.get("choices") or []
         texts = list(choices.values() if isinstance(choices, dict) else choices)
         names = metadata.get("valid_letters") or (list(choices) if isinstance(choices, dict) else None)
