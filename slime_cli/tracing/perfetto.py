@@ -34,6 +34,8 @@ class _Tracks:
         """By track: the spans that are open at the time, outermost first."""
         self.where: dict[int, int] = {}
         """Span -> its track."""
+        self.of_group: dict[tuple[str | None, int], int] = {}
+        """Phase and group -> the track that it was on last."""
 
     def place(self, span: TraceSpan, start: int, end: int) -> tuple[int, int]:
         """(track, end) that the span gets."""
@@ -43,12 +45,14 @@ class _Tracks:
         first = 1 if span.name in names.ROLLOUT_WORKS else 0  # the first is the loop's: its steps stay there
         track = self._in_parent(span.parent, end)
         if track is None or track < first:
-            track = self._free(first)
+            track = self._free(first, span)
         stack = self.open[track]
         if stack:
             end = min(end, stack[-1][0])
         stack.append((end, span.id))
         self.where[span.id] = track
+        if span.group is not None:
+            self.of_group[span.phase, span.group] = track
         return track, end
 
     def _in_parent(self, parent: int | None, end: int) -> int | None:
@@ -58,11 +62,13 @@ class _Tracks:
         last, innermost = self.open[track][-1]
         return track if innermost == parent and end <= last + CLOCK_SLACK_US else None
 
-    def _free(self, first: int) -> int:
+    def _free(self, first: int, span: TraceSpan) -> int:
+        """Where the group was before, if that is free: its reward follows its generation."""
         while len(self.open) <= first:
             self.open.append([])
-        for track in range(first, len(self.open)):
-            if not self.open[track]:
+        before = None if span.group is None else self.of_group.get((span.phase, span.group))
+        for track in (*(() if before is None else (before,)), *range(first, len(self.open))):
+            if track >= first and not self.open[track]:
                 return track
         self.open.append([])
         return len(self.open) - 1

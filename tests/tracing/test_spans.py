@@ -255,6 +255,8 @@ def test_the_loop_keeps_its_track_beside_what_works_at_the_same_time(tmp_path, t
         async def generate(group):
             with tracer.span("generate", group=group):
                 await asyncio.sleep(0.002)
+            with tracer.span("reward", group=group):
+                await asyncio.sleep(0.002)
 
         tasks = [asyncio.create_task(generate(group)) for group in range(3)]
         for rollout in range(3):
@@ -266,6 +268,7 @@ def test_the_loop_keeps_its_track_beside_what_works_at_the_same_time(tmp_path, t
     asyncio.run(run())
     drawn = tracks(read_spans(tmp_path))
     assert [drawn[("generate", group)] for group in range(3)] == [(2, []), (3, []), (4, [])]
+    assert [drawn[("reward", group)] for group in range(3)] == [(2, []), (3, []), (4, [])], "a group keeps its track"
     assert drawn[("step", None)] == (1, []) and drawn[("train", None)] == (1, [("step", None)])
 
 
