@@ -1,10 +1,8 @@
 """HF names <-> Megatron weights through megatron-bridge, for models built with local layers as well.
 
 Transformer Engine keeps a layer's experts in one grouped module, and for some architectures megatron-bridge knows those
-names
-only; local layers keep each expert apart, so such a mapping gets a twin under the local name. (It knows by itself that
-local
-layers keep the norms apart.)
+names only. Local layers keep each expert apart, so such a mapping gets a twin under the local name. (megatron-bridge
+knows by itself that local layers keep the norms apart.) Called by the trainer's ranks and by conversions.
 """
 
 import contextlib
@@ -14,6 +12,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -23,14 +22,15 @@ GROUPED = re.compile(r"(.*\.mlp\.experts)\.(linear_fc[12])\.weight\*")
 """Megatron's name of a grouped expert's weight; its last wildcard is the expert's number."""
 
 
-def _with_local_names(bridge_class) -> None:
+def _with_local_names(bridge_class: type[Any]) -> None:
+    """Changes the class for this process: megatron-bridge makes a new instance for every load and export."""
     if getattr(bridge_class, "_slime_local_names", False):
         return
     from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
 
     original = bridge_class.mapping_registry
 
-    def mapping_registry(self):
+    def mapping_registry(self: Any) -> MegatronMappingRegistry:
         mappings = list(original(self).mappings)
         known = {mapping.megatron_param for mapping in mappings}
         for mapping in list(mappings):
@@ -56,9 +56,8 @@ def _know_mimo() -> None:
 
 
 def _say_whether_tied(model: list) -> None:
-    """megatron-bridge asks the config, where its own providers put it; Megatron's own config does not say, and a tied
-    model's
-    output weight on the last pipeline stage would be left as it was initialised."""
+    """megatron-bridge asks the config, where its own providers put it. Megatron's own config does not say it, and a tied
+    model's output weight on the last pipeline stage would be left as it was initialised."""
     from megatron.core.utils import unwrap_model
 
     for module in unwrap_model(model):
@@ -66,8 +65,8 @@ def _say_whether_tied(model: list) -> None:
 
 
 def _parameters(model: list) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those of this rank, without what Transformer Engine keeps in a type of its own (FP8). A router's bias, a buffer,
-    begins at zero for a model that has none; :mod:`slime_cli.models.whole` checks that it is there for one that has.
+    """This rank's parameters, without what Transformer Engine keeps in a type of its own (FP8). A router's bias is a
+    buffer and begins at zero; :mod:`slime_cli.models.whole` checks that a checkpoint holds it where the model has one.
     """
     from megatron.core.utils import unwrap_model
 
@@ -76,7 +75,7 @@ def _parameters(model: list) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _on_any_rank(names: list[str]) -> list[str]:
-    """The names of all ranks: they must fail together, or those that do not would wait for the others."""
+    """The names of all ranks: they must fail together, or the others would wait for the one that failed."""
     if not torch.distributed.is_initialized():
         return names
     found: list = [None] * torch.distributed.get_world_size()
@@ -100,7 +99,7 @@ class Bridge:
 
     def load(self, model: list) -> None:
         """HF weights into the model's parameters. Raises DataError for one that no tensor of the checkpoint gave:
-        megatron-bridge passes over what is not there, and the parameter would keep the random values it was made with.
+        megatron-bridge passes over what is not there, and the parameter would keep its random initial values.
         """
         _say_whether_tied(model)
         parameters = list(_parameters(model))

@@ -61,8 +61,8 @@ class Transport(Protocol):
     def send(self, version: Version, engines: Sequence[str], *, flush: bool) -> None:
         """Every engine holds ``version`` afterwards and reports its name, or EngineError names those that do not.
 
-        ``flush`` also drops what the engines' prefix caches hold of older weights. An engine that is paused with requests
-        in it must not be asked to: SGLang 0.5.16 ends with a failed assertion.
+        ``flush`` also drops what the engines' prefix caches hold of older weights, which needs engines without requests;
+        for engines that are paused with requests in them it is False.
         """
         ...
 
