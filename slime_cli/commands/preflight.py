@@ -88,7 +88,7 @@ def derived(resolved: Resolved) -> dict[str, Any] | None:
 
 def stages(resolved: Resolved) -> list[Resolved]:
     """The options of each stage; of the whole run where there is one alone."""
-    return [resolved.for_stage(i) for i in range(len(resolved.stages))] or [resolved]
+    return [resolved.for_phase(i) for i in range(len(resolved.phases))] or [resolved]
 
 
 def _looks(

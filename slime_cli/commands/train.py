@@ -33,7 +33,7 @@ def run(argv: list[str]) -> int:
     installed.require(*installed.TESTED)
     screen = Screen()
     sources = preflight.check(resolved, run_dir, screen.say)
-    names = [stage["name"] for stage in resolved.stages] or ["train"]
+    names = [stage["name"] for stage in resolved.phases] or ["train"]
     rollouts = {}
     if not extending.finished(resolved, run_dir):
         rollouts = train_data.check(list(zip(names, preflight.stages(resolved), sources, strict=True)), screen.say)
@@ -117,10 +117,10 @@ def _dry_run(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], ver
     for warning in warnings:
         warn(warning)
     derived = preflight.derived(resolved)
-    names = [stage["name"] for stage in resolved.stages] or [""]
+    names = [stage["name"] for stage in resolved.phases] or [""]
     for name, stage in zip(names, preflight.stages(resolved), strict=True):
         if name:
-            console.rule(f"stage {name}")
+            console.rule(f"phase {name}")
         console.print(render.render(stage, checks.layout(stage), memory.estimate(stage, derived), verbose))
     uris = [uri.partition("?")[0] for stage in preflight.stages(resolved) for uri in preflight.made(stage)]
     left = ["how rows render", *(f"the prompts of {name}" for name in dict.fromkeys(uris))]

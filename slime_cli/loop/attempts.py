@@ -28,9 +28,9 @@ StageOf = tuple[str, Resolved, pathlib.Path]
 
 def stages(resolved: Resolved, run_dir: pathlib.Path) -> list[StageOf]:
     """The stages of a run in order; one called train where the profile names none."""
-    if not resolved.stages:
+    if not resolved.phases:
         return [("train", resolved, run_dir)]
-    return [(stage["name"], resolved.for_stage(i), run_dir / stage["name"]) for i, stage in enumerate(resolved.stages)]
+    return [(stage["name"], resolved.for_phase(i), run_dir / stage["name"]) for i, stage in enumerate(resolved.phases)]
 
 
 @contextlib.contextmanager

@@ -170,7 +170,7 @@ def _flag_value(option: Option, flag: str, text: str) -> Any:
 
 
 def from_map(maps: dict[str, Any], where: str) -> Layer:
-    """Reads the section maps of a profile or stage; keys other than sections are the caller's. ``where``: the file."""
+    """Reads the section maps of a profile or phase; keys other than sections are the caller's. ``where``: the file."""
     layer: Layer = {}
     for section in SECTIONS:
         entries = maps.get(section)

@@ -1,6 +1,6 @@
 """Profiles: named YAML files of options, shipped under ``slime_cli/profiles`` or the user's own.
 
-Sections ``slime: megatron: sglang: router:`` hold options by native name, hyphens or underscores; ``stages:`` is a list
+Sections ``slime: megatron: sglang: router:`` hold options by native name, hyphens or underscores; ``phases:`` is a list
 of such maps with a ``name``, each laid over the profile's top level for one part of a run; ``description:`` is for
 people.
 """
@@ -20,7 +20,7 @@ KINDS = ("runs", "models")
 """Subfolders, in the order in which a name is looked up."""
 
 STAGE_NAME = re.compile(r"\w([\w .:+=-]{0,61}[\w:+=-])?")
-"""A stage's name is a folder in the run directory, and stands in messages and file names."""
+"""A phase's name is a folder in the run directory, and stands in messages and file names."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Profile:
     path: pathlib.Path
     description: str
     layer: Layer
-    stages: tuple[dict[str, Any], ...]
+    phases: tuple[dict[str, Any], ...]
     """As written: ``name`` and section maps. Every entry has passed :func:`from_map`."""
 
 
@@ -64,33 +64,33 @@ def load(name: str) -> Profile:
     path = find(name)
     content = characters.read(path, str(path))
     content = {} if characters.absent(content) else content
-    _check_keys(content, (*SECTIONS, "stages", "description"), str(path))
-    stages = content.get("stages")
-    stages = [] if characters.absent(stages) else stages
-    if not isinstance(stages, list):
-        raise UsageError(f"{path}: `stages` must be a list, got {stages!r}")
+    _check_keys(content, (*SECTIONS, "phases", "description"), str(path))
+    phases = content.get("phases")
+    phases = [] if characters.absent(phases) else phases
+    if not isinstance(phases, list):
+        raise UsageError(f"{path}: `phases` must be a list, got {phases!r}")
     named = []
-    for number, stage in enumerate(stages):
-        where = f"{path}: stage {number + 1}"
-        _check_keys(stage, (*SECTIONS, "name"), where)
-        from_map(stage, where)
+    for number, phase in enumerate(phases):
+        where = f"{path}: phase {number + 1}"
+        _check_keys(phase, (*SECTIONS, "name"), where)
+        from_map(phase, where)
         named.append(
-            {**stage, "name": _stage_name(stage.get("name"), number, [other["name"] for other in named], where)}
+            {**phase, "name": _phase_name(phase.get("name"), number, [other["name"] for other in named], where)}
         )
     return Profile(name, path, str(content.get("description", "")).strip(), from_map(content, str(path)), tuple(named))
 
 
-def _stage_name(given: Any, number: int, others: list[str], where: str) -> str:
-    name = f"stage-{number + 1}" if characters.absent(given) else given
+def _phase_name(given: Any, number: int, others: list[str], where: str) -> str:
+    name = f"phase-{number + 1}" if characters.absent(given) else given
     if not isinstance(name, str) or not STAGE_NAME.fullmatch(name):
         fix = "it becomes a folder: up to 63 letters, digits, spaces and ._:+=- that begin with a letter or digit"
-        raise UsageError(f"{where}: {name!r} is no name of a stage", fix)
-    from slime_cli.manifests import layout  # its package imports msgspec, which only a profile of several stages needs
+        raise UsageError(f"{where}: {name!r} is no name of a phase", fix)
+    from slime_cli.manifests import layout  # its package imports msgspec, which only a profile of several phases needs
 
     if name in layout.RESERVED:
-        raise UsageError(f"{where}: a run directory has a {name} of its own", "give the stage another name")
+        raise UsageError(f"{where}: a run directory has a {name} of its own", "give the phase another name")
     if name.casefold() in map(str.casefold, others):
-        raise UsageError(f"{where}: another stage is called {name!r} too", "give each stage a name of its own")
+        raise UsageError(f"{where}: another phase is called {name!r} too", "give each phase a name of its own")
     return str(name)
 
 

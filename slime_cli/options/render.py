@@ -20,8 +20,8 @@ def render(resolved: Resolved, layout: dict[str, int], memory: dict[str, Any] | 
         )
     else:
         parts += [_memory(memory), Text("Not counted: other activations, fragmentation, communication buffers.", "dim")]
-    for stage in resolved.stages:
-        parts.append(Text(f"stage {stage['name']}: {_stage(stage)}"))
+    for phase in resolved.phases:
+        parts.append(Text(f"phase {phase['name']}: {_phase(phase)}"))
     return Group(*parts)
 
 
@@ -101,6 +101,6 @@ def _table(title: str, *columns: str) -> Any:
     return table
 
 
-def _stage(stage: dict[str, Any]) -> str:
-    found = [f"{section}.{key}={value}" for section in SECTIONS for key, value in (stage.get(section) or {}).items()]
+def _phase(phase: dict[str, Any]) -> str:
+    found = [f"{section}.{key}={value}" for section in SECTIONS for key, value in (phase.get(section) or {}).items()]
     return ", ".join(found) or "as above"

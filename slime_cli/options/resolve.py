@@ -1,4 +1,4 @@
-"""One strict resolution of a command's options: default < profiles in order < (stage) < flags, then what follows.
+"""One strict resolution of a command's options: default < profiles in order < (phase) < flags, then what follows.
 
 :func:`resolve` raises UsageError for whatever cannot be understood; whether the values fit together is for
 :mod:`slime_cli.options.checks`. Nothing here imports an engine.
@@ -20,7 +20,7 @@ from slime_cli.options.spec import UNSET, to_words
 
 @dataclass(frozen=True)
 class Resolved:
-    """All options of one command. Treat the maps as frozen too: copies are made by :meth:`for_stage`."""
+    """All options of one command. Treat the maps as frozen too: copies are made by :meth:`for_phase`."""
 
     slime: SlimeOptions
     """slime's own options."""
@@ -29,16 +29,16 @@ class Resolved:
     sglang: dict[str, Any]
     router: dict[str, Any]
     origins: dict[str, str]
-    """"section.dest" -> "default", "derived", "profile NAME", "stage NAME" or "flag"; for every value above."""
-    stages: tuple[dict[str, Any], ...] = ()
-    """The profile's stages as written: ``name`` and section maps."""
+    """"section.dest" -> "default", "derived", "profile NAME", "phase NAME" or "flag"; for every value above."""
+    phases: tuple[dict[str, Any], ...] = ()
+    """The profile's phases as written: ``name`` and section maps."""
     command: str = "train"
     profiles: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     """What the reading of the command line had to say."""
-    stage_file: str = field(default="", repr=False)
-    """File that ``stages`` came from, for messages."""
+    phase_file: str = field(default="", repr=False)
+    """File that ``phases`` came from, for messages."""
 
     def values(self, section: str) -> Mapping[str, Any]:
         """Every value of a section by dest."""
@@ -63,21 +63,21 @@ class Resolved:
     def router_argv(self) -> list[str]:
         return self.native_argv("router")
 
-    def for_stage(self, index: int) -> "Resolved":
-        """The options of one stage: its map over defaults and profiles, beneath flags; derived values made anew.
+    def for_phase(self, index: int) -> "Resolved":
+        """The options of one phase: its map over defaults and profiles, beneath flags; derived values made anew.
 
-        What comes back has no stages of its own.
+        What comes back has no phases of its own.
         """
-        stage = self.stages[index]
-        layer = from_map(stage, f"{self.stage_file}: stage {index + 1}")
+        phase = self.phases[index]
+        layer = from_map(phase, f"{self.phase_file}: phase {index + 1}")
         build = _Build.of(self)
         build.lay(
-            {key: value for key, value in layer.items() if build.origins.get(key) != "flag"}, f"stage {stage['name']}"
+            {key: value for key, value in layer.items() if build.origins.get(key) != "flag"}, f"phase {phase['name']}"
         )
-        return build.done(replace(self, stages=(), stage_file=""))
+        return build.done(replace(self, phases=(), phase_file=""))
 
     def given(self, section: str, dest: str) -> bool:
-        """Somebody set it: a profile, a stage or a flag."""
+        """Somebody set it: a profile, a phase or a flag."""
         return self.origins.get(f"{section}.{dest}", "default") not in ("default", "derived")
 
     def taken_back(self, section: str, dest: str) -> bool:
@@ -88,17 +88,17 @@ class Resolved:
 def resolve(argv: Sequence[str], profiles: Sequence[str] = (), command: str = "train") -> Resolved:
     """Resolves a command line (without the command's name and ``--profile``) over profiles, later over earlier."""
     build = _Build.defaults()
-    stages = ()
-    stage_file = ""
+    phases = ()
+    phase_file = ""
     for profile in map(load_profile, profiles):
         build.lay(profile.layer, f"profile {profile.name}")
-        if profile.stages:
-            stages = profile.stages
-            stage_file = str(profile.path)
+        if profile.phases:
+            phases = profile.phases
+            phase_file = str(profile.path)
     layer, warnings = from_argv(list(argv), command)
     build.lay(layer, "flag")
     empty = Resolved(
-        SlimeOptions(), {}, {}, {}, {}, stages, command, tuple(profiles), tuple(argv), tuple(warnings), stage_file
+        SlimeOptions(), {}, {}, {}, {}, phases, command, tuple(profiles), tuple(argv), tuple(warnings), phase_file
     )
     return build.done(empty)
 

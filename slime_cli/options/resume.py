@@ -77,7 +77,7 @@ def free(section: str, dest: str) -> bool:
 
 def recorded(resolved: Resolved) -> dict[str, Any]:
     """The options as ``run.json`` has them."""
-    return _plain({name: resolved.values(name) for name in SECTIONS} | {"stages": resolved.stages})
+    return _plain({name: resolved.values(name) for name in SECTIONS} | {"phases": resolved.phases})
 
 
 def _plain(value: Any) -> Any:
@@ -94,16 +94,16 @@ def _plain(value: Any) -> Any:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Options that differ between two that were :func:`recorded`. Raises UsageError for other phases."""
     found = list(_differences("", {name: _known(name, before.get(name, {})) for name in SECTIONS}, now))
-    old, new = before.get("stages") or [], now["stages"]
-    names = [[stage["name"] for stage in stages] for stages in (old, new)]
+    old, new = before.get("phases", before.get("stages")) or [], now["phases"]
+    names = [[phase["name"] for phase in phases] for phases in (old, new)]
     if names[0] != names[1]:
         said = [", ".join(each) or "none" for each in names]
         raise UsageError(
-            f"the profile's stages were {said[0]}, now they are {said[1]}",
-            "choose another --run-dir, or start with the same stages to resume",
+            f"the profile's phases were {said[0]}, now they are {said[1]}",
+            "choose another --run-dir, or start with the same phases to resume",
         )
     for one, other in zip(old, new, strict=True):
-        found += _differences(f"stage {one['name']}", *(_sections(stage) for stage in (one, other)))
+        found += _differences(f"phase {one['name']}", *(_sections(phase) for phase in (one, other)))
     return found
 
 
@@ -113,9 +113,9 @@ def _known(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return defaults | dict(values)
 
 
-def _sections(stage: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _sections(phase: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
-    for (section, dest), value in from_map(dict(stage), f"stage {stage['name']}").items():
+    for (section, dest), value in from_map(dict(phase), f"phase {phase['name']}").items():
         found[section][dest] = value
     return found
 

@@ -1,6 +1,6 @@
 """One option as argparse would know it, without argparse: its flags, how a value is read and how it is written back.
 
-slime's own options and the engines' options are the same dataclass, so that a flag, a profile entry and a stage all go
+slime's own options and the engines' options are the same dataclass, so that a flag, a profile entry and a phase all go
 through :func:`from_words` or :func:`from_yaml` and are checked alike. Invariant, for every native option and value that
 these return: the genuine parser, given :func:`to_words` of the value, stores the same value.
 """

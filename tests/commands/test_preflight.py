@@ -166,7 +166,7 @@ def test_an_endpoint_that_does_not_answer_is_refused(words, tmp_path):
 
 def test_every_stage_is_looked_at(words, tmp_path, capsys):
     (tmp_path / "staged.yaml").write_text(
-        "stages:\n- {name: warm, slime: {loss_type: sft_loss, prompt_data: rows.jsonl}}\n"
+        "phases:\n- {name: warm, slime: {loss_type: sft_loss, prompt_data: rows.jsonl}}\n"
         "- {name: rl, slime: {prompt_data: gone.jsonl}}\n"
     )
     at = words.index("--prompt-data")

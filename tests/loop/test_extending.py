@@ -89,7 +89,7 @@ def test_a_phase_that_reached_its_loss_stays_stopped(tmp_path):
 
 def test_a_phase_stays_as_the_next_one_was_trained_from_it(tmp_path):
     path = tmp_path / "two.yaml"
-    path.write_text("stages:\n- {name: warm}\n- {name: tune}\n")
+    path.write_text("phases:\n- {name: warm}\n- {name: tune}\n")
     two = options(profiles=[str(path)])
     attempts.claim(two, tmp_path)
     trained(tmp_path / "warm", 3, finished=True)

@@ -103,7 +103,7 @@ def test_nothing_takes_an_option_back_and_quotes_make_text(folder):
         assert value(folder, "slime", f"label_key: {nothing}") is UNSET
     assert value(folder, "slime", "label_key: 'null'") == "null" and value(folder, "slime", "label_key: ''") == ""
     assert value(folder, "slime", "rollout_stop: ['', null]") == ["", "null"]
-    assert layer(folder, "slime:\nmegatron: ~\nstages: null\n") == {}
+    assert layer(folder, "slime:\nmegatron: ~\nphases: null\n") == {}
 
 
 def test_json_of_a_profile_has_jsons_types(folder):
@@ -127,11 +127,11 @@ def test_json_of_a_profile_has_jsons_types(folder):
     assert value(folder, "slime", "apply_chat_template_kwargs: '{\"n\": 3}'") == {"n": 3}
 
 
-def test_names_of_stages_and_merged_maps(folder):
-    path = folder / "staged.yaml"
-    path.write_text("stages:\n- &a\n  name: 010\n  slime: {label_key: on}\n- <<: *a\n  name: 12:30\n- {}\n")
-    stages = profiles.load(str(path)).stages
-    assert [stage["name"] for stage in stages] == ["010", "12:30", "stage-3"] and stages[1]["slime"] == {
+def test_names_of_phases_and_merged_maps(folder):
+    path = folder / "phased.yaml"
+    path.write_text("phases:\n- &a\n  name: 010\n  slime: {label_key: on}\n- <<: *a\n  name: 12:30\n- {}\n")
+    phases = profiles.load(str(path)).phases
+    assert [phase["name"] for phase in phases] == ["010", "12:30", "phase-3"] and phases[1]["slime"] == {
         "label_key": "on"
     }
 

@@ -187,12 +187,12 @@ def test_supervised_training_has_no_use_for_a_policys_options():
     assert check(resolved("--stop-at-loss 0.1 --use-stateless-adam --lr 1e-3", sft)) == []
 
 
-def test_a_flag_that_one_of_the_stages_uses_is_not_idle(tmp_path):
-    (tmp_path / "two.yaml").write_text("stages:\n- {name: warm, slime: {loss_type: sft_loss}}\n- {name: rl}\n")
+def test_a_flag_that_one_of_the_phases_uses_is_not_idle(tmp_path):
+    (tmp_path / "two.yaml").write_text("phases:\n- {name: warm, slime: {loss_type: sft_loss}}\n- {name: rl}\n")
     found = resolve(f"{GOOD} --eps-clip 0.3 --tis-clip 3 --balance-data".split(), [str(tmp_path / "two.yaml")])
     assert check(found) == [
         "--balance-data has no effect with data parallel 1",
-        "stage rl: --tis-clip has no effect without --use-tis",
+        "phase rl: --tis-clip has no effect without --use-tis",
     ]
 
 
@@ -454,18 +454,18 @@ def test_dry_run_shows_origins_layout_and_memory():
         (
             {"megatron": {"tensor_model_parallel_size": 2}},
             {},
-            "stage a and stage b differ in --tensor-model-parallel-size",
+            "phase a and phase b differ in --tensor-model-parallel-size",
         ),
         ({"slime": {"rm_timeout": 3}}, {}, "differ in --rm-timeout"),
         ({"sglang": {"dtype": "float32"}}, {}, "differ in SGLang's options"),
         ({"slime": {"use_rollout_routing_replay": True}}, {}, "differ in SGLang's options"),
     ],
 )
-def test_stages_share_what_is_made_once(tmp_path, first, second, said):
+def test_phases_share_what_is_made_once(tmp_path, first, second, said):
     import yaml
 
     path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump({"stages": [{"name": "a"} | first, {"name": "b"} | second]}))
+    path.write_text(yaml.safe_dump({"phases": [{"name": "a"} | first, {"name": "b"} | second]}))
     found = resolve(f"{GOOD} --actor-num-gpus-per-node 2".split(), [str(path)])
     with pytest.raises(UsageError, match=said):
         check(found)

@@ -1,4 +1,4 @@
-"""Profiles: lookup, precedence, stages, and what their errors say."""
+"""Profiles: lookup, precedence, phases, and what their errors say."""
 
 import pytest
 
@@ -68,20 +68,20 @@ def test_a_flag_takes_back_what_a_profile_gives(tmp_path):
         ("megatron: [1]", "must be a map"),
         ("megatron: {lr: 1, lr: 2}", "`lr` is there twice"),
         ("megatron: {num-layers: 1, num_layers: 2}", "keep one"),
-        ("stages: {}\nslime: [", "not readable as YAML"),
-        ("stages: [{slime: {rollout-sed: 1}}]", "stage 1: slime.rollout-sed"),
-        ("stages: [{what: 1}]", "stage 1: unknown section `what`"),
-        ("stages: [{name: a/b}]", "stage 1: 'a/b' is no name of a stage"),
-        ("stages: [{name: ..}]", "stage 1: '..' is no name of a stage"),
-        ("stages: [{name: .lock}]", "is no name of a stage"),
-        ("stages: [{name: '[red]x'}]", "is no name of a stage"),
-        ('stages: [{name: "a\\0b"}]', "is no name of a stage"),
-        ("stages: [{name: [a]}]", "is no name of a stage"),
-        ("stages: [{name: ''}]", "is no name of a stage"),
-        (f"stages: [{{name: {'a' * 64}}}]", "is no name of a stage"),
-        ("stages: [{name: logs}]", "stage 1: a run directory has a logs of its own"),
-        ("stages: [{name: rl}, {name: RL}]", "stage 2: another stage is called 'RL' too"),
-        ("stages: [{}, {name: stage-1}]", "stage 2: another stage is called 'stage-1' too"),
+        ("phases: {}\nslime: [", "not readable as YAML"),
+        ("phases: [{slime: {rollout-sed: 1}}]", "phase 1: slime.rollout-sed"),
+        ("phases: [{what: 1}]", "phase 1: unknown section `what`"),
+        ("phases: [{name: a/b}]", "phase 1: 'a/b' is no name of a phase"),
+        ("phases: [{name: ..}]", "phase 1: '..' is no name of a phase"),
+        ("phases: [{name: .lock}]", "is no name of a phase"),
+        ("phases: [{name: '[red]x'}]", "is no name of a phase"),
+        ('phases: [{name: "a\\0b"}]', "is no name of a phase"),
+        ("phases: [{name: [a]}]", "is no name of a phase"),
+        ("phases: [{name: ''}]", "is no name of a phase"),
+        (f"phases: [{{name: {'a' * 64}}}]", "is no name of a phase"),
+        ("phases: [{name: logs}]", "phase 1: a run directory has a logs of its own"),
+        ("phases: [{name: rl}, {name: RL}]", "phase 2: another phase is called 'RL' too"),
+        ("phases: [{}, {name: phase-1}]", "phase 2: another phase is called 'phase-1' too"),
     ],
 )
 def test_errors_name_file_key_and_nearest(tmp_path, text, said):
@@ -89,10 +89,10 @@ def test_errors_name_file_key_and_nearest(tmp_path, text, said):
     assert said in message and "mine.yaml" in message
 
 
-def test_stages_are_named_in_any_alphabet_or_by_their_place(tmp_path):
-    text = "stages: [{name: ~}, {name: été run 1}, {name: 3}, {name: 預熱_v1.5}]"
-    names = [stage["name"] for stage in profiles.load(written(tmp_path, text)).stages]
-    assert names == ["stage-1", "été run 1", "3", "預熱_v1.5"] and {*map(type, names)} == {str}
+def test_phases_are_named_in_any_alphabet_or_by_their_place(tmp_path):
+    text = "phases: [{name: ~}, {name: été run 1}, {name: 3}, {name: 預熱_v1.5}]"
+    names = [phase["name"] for phase in profiles.load(written(tmp_path, text)).phases]
+    assert names == ["phase-1", "été run 1", "3", "預熱_v1.5"] and {*map(type, names)} == {str}
 
 
 def test_unknown_profile_lists_the_known():
@@ -104,7 +104,7 @@ def test_unknown_profile_lists_the_known():
 STAGED = """
 slime: {loss-type: sft_loss, prompt-data: p, hf-checkpoint: h, num-rollout: 5, rollout-batch-size: 8, trace: on}
 megatron: {lr: 1e-3}
-stages:
+phases:
 - name: warm
 - name: rl
   slime: {loss-type: policy_loss, n_samples_per_prompt: 4, rm-type: math, num-rollout: 9}
@@ -113,30 +113,30 @@ stages:
 """
 
 
-def test_stages_lie_over_the_top_level_and_beneath_flags(tmp_path):
+def test_phases_lie_over_the_top_level_and_beneath_flags(tmp_path):
     found = resolve(["--num-rollout", "2"], [written(tmp_path, STAGED)])
-    warm = found.for_stage(0)
-    rl = found.for_stage(1)
-    assert [stage["name"] for stage in found.stages] == ["warm", "rl"]
+    warm = found.for_phase(0)
+    rl = found.for_phase(1)
+    assert [phase["name"] for phase in found.phases] == ["warm", "rl"]
     assert warm.slime.loss_type == "sft_loss" and warm.megatron["lr"] == 1e-3
     assert rl.slime.loss_type == "policy_loss" and rl.megatron["lr"] == 1e-5
-    assert rl.origins["megatron.lr"] == "stage rl" and rl.sglang["dtype"] == "float32"
+    assert rl.origins["megatron.lr"] == "phase rl" and rl.sglang["dtype"] == "float32"
     assert warm.slime.num_rollout == rl.slime.num_rollout == 2
     assert (warm.megatron["global_batch_size"], rl.megatron["global_batch_size"]) == (8, 32)
     assert (warm.slime.rollout_num_gpus, rl.slime.rollout_num_gpus) == (0, 1)
     assert check(found) == []
 
 
-def test_checks_name_the_stage(tmp_path):
-    with pytest.raises(UsageError, match="stage rl: .*rollout-temperature"):
+def test_checks_name_the_phase(tmp_path):
+    with pytest.raises(UsageError, match="phase rl: .*rollout-temperature"):
         check(resolve(["--rollout-temperature", "0"], [written(tmp_path, STAGED.replace("- name: warm\n", ""))]))
 
 
-def test_an_endpoint_takes_a_profiles_colocation_back_in_every_stage(tmp_path):
+def test_an_endpoint_takes_a_profiles_colocation_back_in_every_phase(tmp_path):
     profile = written(
-        tmp_path, "slime: {colocate: true}\nstages:\n  - {name: a}\n  - {name: b, slime: {colocate: true}}"
+        tmp_path, "slime: {colocate: true}\nphases:\n  - {name: a}\n  - {name: b, slime: {colocate: true}}"
     )
     found = resolve(["--rollout-endpoint", "e.json"], [profile])
     assert found.slime.colocate is False
-    assert [found.for_stage(i).slime.colocate for i in range(2)] == [False, False]
-    assert resolve([], [profile]).for_stage(1).slime.colocate is True
+    assert [found.for_phase(i).slime.colocate for i in range(2)] == [False, False]
+    assert resolve([], [profile]).for_phase(1).slime.colocate is True

@@ -89,8 +89,8 @@ def test_an_option_that_slime_had_not_yet_was_at_its_default():
     assert [str(change) for change in resume.changes(gone, now)] == ["--of-an-older-slime was 1, now not given"]
 
 
-def profile(tmp_path, name: str, *stages: str) -> list[str]:
-    (tmp_path / f"{name}.yaml").write_text("stages:\n" + "".join(f"- {{{stage}}}\n" for stage in stages))
+def profile(tmp_path, name: str, *phases: str) -> list[str]:
+    (tmp_path / f"{name}.yaml").write_text("phases:\n" + "".join(f"- {{{phase}}}\n" for phase in phases))
     return [str(tmp_path / f"{name}.yaml")]
 
 
@@ -99,17 +99,17 @@ def test_phases_may_change_what_the_whole_run_may(tmp_path):
     two = profile(tmp_path, "two", "name: warm, slime: {num-rollout: 5}", "name: rl, megatron: {lr: 1e-3}")
     found = changes("", "", (one, two))
     assert [(change.name, change.now) for change in found] == [
-        ("stage warm: slime.num_rollout", 5),
-        ("stage rl: slime.save_interval", None),
-        ("stage rl: megatron.lr", 0.001),
+        ("phase warm: slime.num_rollout", 5),
+        ("phase rl: slime.save_interval", None),
+        ("phase rl: megatron.lr", 0.001),
     ]
-    assert refused(found) == ["lr"] and str(found[2]) == "stage rl: --lr was not given, now 0.001"
+    assert refused(found) == ["lr"] and str(found[2]) == "phase rl: --lr was not given, now 0.001"
     assert changes("", "", (one, one)) == []
 
 
 def test_phases_may_not_come_or_go(tmp_path):
     one = profile(tmp_path, "one", "name: warm", "name: rl")
-    with pytest.raises(UsageError, match="stages were warm, rl, now they are none"):
+    with pytest.raises(UsageError, match="phases were warm, rl, now they are none"):
         changes("", "", (one, ()))
 
 

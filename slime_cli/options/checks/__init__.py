@@ -14,10 +14,10 @@ from slime_cli.options.checks import (
     functions,
     needs,
     off_policy,
+    phases,
     placement,
     sampling,
     settled,
-    stages,
 )
 from slime_cli.options.checks.common import Check, NoEffect
 from slime_cli.options.checks.placement import layout
@@ -36,11 +36,11 @@ TRAIN = (*ALWAYS, *(check for subject in SUBJECTS for check in subject.TRAIN))
 def check(resolved: Resolved) -> list[str]:
     """Warnings. Raises one UsageError with all contradictions; only `slime train` has all of them to check.
 
-    With stages, each stage is checked: the top level alone need not make sense.
+    With phases, each phase is checked: the top level alone need not make sense.
     """
-    if resolved.stages:
-        stages.agree(list(_stages(resolved)))
-        return _once([(name, _check_stage(name, stage)) for name, stage in _stages(resolved)])
+    if resolved.phases:
+        phases.agree(list(_phases(resolved)))
+        return _once([(name, _check_phase(name, phase)) for name, phase in _phases(resolved)])
     warnings = list(resolved.warnings)
     _ask(NUMBERS, resolved, warnings)
     _ask(TRAIN if resolved.command == "train" else ALWAYS, resolved, warnings)
@@ -59,9 +59,9 @@ def _ask(subjects: tuple[Check, ...], resolved: Resolved, warnings: list[str]) -
 
 
 def _once(found: list[tuple[str, list[str]]]) -> list[str]:
-    """Each warning once, with the names of the stages that have it unless all have.
+    """Each warning once, with the names of the phases that have it unless all have.
 
-    An option without effect in one stage is not worth a word where it has one in another.
+    An option without effect in one phase is not worth a word where it has one in another.
     """
     idle = [{flag for text in warnings if isinstance(text, NoEffect) for flag in text.flags} for _, warnings in found]
     everywhere = set.intersection(*idle)
@@ -73,13 +73,13 @@ def _once(found: list[tuple[str, list[str]]]) -> list[str]:
     return [text if len(of) == len(found) else f"{', '.join(of)}: {text}" for text, of in names.items()]
 
 
-def _stages(resolved: Resolved) -> Iterator[tuple[str, Resolved]]:
-    for index, stage in enumerate(resolved.stages):
-        yield f"stage {stage['name']}", resolved.for_stage(index)
+def _phases(resolved: Resolved) -> Iterator[tuple[str, Resolved]]:
+    for index, phase in enumerate(resolved.phases):
+        yield f"phase {phase['name']}", resolved.for_phase(index)
 
 
-def _check_stage(name: str, stage: Resolved) -> list[str]:
+def _check_phase(name: str, phase: Resolved) -> list[str]:
     try:
-        return check(stage)
+        return check(phase)
     except UsageError as error:
         raise UsageError(f"{name}: {error.message}", error.fix) from None

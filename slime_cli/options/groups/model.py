@@ -26,7 +26,7 @@ class Model:
     )
     ref_load: str | None = option(None, "Checkpoint of the reference model; also the start when --load holds none yet.")
     save: str | None = option(
-        None, "Folder for the trainer's checkpoints; in it, one for each stage where there are several."
+        None, "Folder for the trainer's checkpoints; in it, one for each phase where there are several."
     )
     save_interval: int | None = option(None, "Rollout steps between two checkpoints.", bounds=AT_LEAST_1, resume="free")
     keep_checkpoints: int = option(
@@ -38,6 +38,6 @@ class Model:
     save_hf: str | None = option(
         None,
         "Folder for Hugging Face exports, {rollout_id} in it becomes the rollout's number; in it, one for "
-        "each stage where there are several.",
+        "each phase where there are several.",
         resume="free",
     )

@@ -18,7 +18,7 @@ class Training:
         needs=having("loss_type", "custom_loss"),
     )
     stop_at_loss: float | None = option(
-        None, "End a supervised stage after the first rollout whose mean loss is not above this.", needs=SUPERVISED
+        None, "End a supervised phase after the first rollout whose mean loss is not above this.", needs=SUPERVISED
     )
     only_train_params_name_list: list[str] | None = option(
         None, "Patterns (regular expressions) of the parameters to train; all others are frozen."

@@ -1,4 +1,4 @@
-"""What the stages of a run must have in common, because it is made once for all of them."""
+"""What the phases of a run must have in common, because it is made once for all of them."""
 
 from slime_cli.errors import UsageError
 from slime_cli.options.resolve import Resolved
@@ -17,9 +17,9 @@ ONCE = {
 """Section -> dests: process groups, reward workers, the client, the model. Engines besides, with all their options."""
 
 
-def agree(stages: list[tuple[str, Resolved]]) -> None:
+def agree(phases: list[tuple[str, Resolved]]) -> None:
     """``(name, options)`` of each. Raises UsageError for the first option that two of them have otherwise."""
-    (first, one), *rest = stages
+    (first, one), *rest = phases
     for name, other in rest:
         for section, dests in ONCE.items():
             for dest in dests:
@@ -28,7 +28,7 @@ def agree(stages: list[tuple[str, Resolved]]) -> None:
                         f"{first} and {name} differ in --{dest.replace('_', '-')}, which is settled once for the run",
                         "give it at the top of the profile, or as a flag",
                     )
-    served = [(name, stage) for name, stage in stages if stage.slime.loss_type != "sft_loss"]
+    served = [(name, phase) for name, phase in phases if phase.slime.loss_type != "sft_loss"]
     for name, other in served[1:]:
         if other.sglang != served[0][1].sglang:
             raise UsageError(
