@@ -41,10 +41,11 @@ class EngineProxy:
 
     def _call(self, method: str) -> Any:
         import ray
+        from ray.exceptions import RayError
 
         try:
             return ray.get(getattr(self.actor, method).remote())
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             last = "\n".join(["its Ray actor died", *str(error).splitlines()[-12:]])
             return {"pid": 0, "url": "?", "host": "?", "devices": [], "exit_code": -1, "last_lines": last}
 
@@ -134,7 +135,9 @@ class Trainers(Learner):
         answers = self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])
         return next((a for a in answers if a is not None), None)
 
-    def train(self, batch: TrainBatch, fresh: bool = True) -> dict[str, float]:
+    def train(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, batch: TrainBatch, fresh: bool = True
+    ) -> dict[str, float]:
         """``fresh`` is not asked: the trainer sees from the batch whose tokens its own weights wrote."""
         return super().train(batch).metrics
 

@@ -10,7 +10,6 @@ import logging
 import os
 import pathlib
 import sys
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -128,8 +127,7 @@ def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
     from slime_cli.weights import publish
 
     say(f"reading {job['load']}")
-    no_optimizer = types.SimpleNamespace(reload_model_params=lambda: None)
-    iteration = checkpoint.load(args, job["load"], model, no_optimizer, None, weights_only=True)
+    iteration = checkpoint.load(args, job["load"], model, None, None, weights_only=True)
     source = pathlib.Path(job["hf"])
     dtypes = origin.dtypes(source)
 
@@ -137,7 +135,7 @@ def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
         missing = set(dtypes)
         for name, tensor in bridge.export(model):
             missing.discard(name)
-            dtype = _DTYPES.get(dtypes.get(name, ""), job["hf_dtype"])
+            dtype = str(_DTYPES.get(dtypes.get(name, ""), job["hf_dtype"]))
             yield name, tensor.to(getattr(torch, dtype))
         yield from origin.kept(source, missing, args.num_layers, say)
 

@@ -6,7 +6,6 @@ are slime's, without the ``train/`` prefix.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 import torch
 from megatron.core import mpu
@@ -24,7 +23,8 @@ class Among:
     """bool."""
 
 
-Report = Mapping[str, "torch.Tensor | Among | tuple[torch.Tensor, torch.Tensor]"]
+Metric = torch.Tensor | Among | tuple[torch.Tensor, torch.Tensor]
+Report = dict[str, Metric]
 
 MAXIMA = ("train_rollout_logprob_abs_diff",)
 """Metrics whose maximum over the tokens they count is reported too, as ``NAME_max``."""

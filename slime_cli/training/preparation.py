@@ -21,7 +21,7 @@ from slime_cli.tracing.spans import Tracer
 from slime_cli.training.algorithm import advantages, corrections, losses, user_weights
 from slime_cli.training.algorithm.versions import Writers
 from slime_cli.training.batching import packing
-from slime_cli.training.batching.microbatch import MicroBatch
+from slime_cli.training.batching.microbatch import MicroBatch, filled
 from slime_cli.training.batching.parts import Part, Splitter
 from slime_cli.training.network import heads, routing
 from slime_cli.training.network.network import Network
@@ -191,7 +191,7 @@ class Preparation:
                     user_weights.importance, self.hooks["tis"], args, batch.lengths_N, shape=shape
                 )
             correction = corrections.correct(
-                s, whole.old_log_probs_R, batch.rollout_log_probs_R, shape, custom, batch.sample_index_N
+                s, whole.old_log_probs_R, filled(batch.rollout_log_probs_R), shape, custom, batch.sample_index_N
             )
             found = correction.metrics
             factor_R = correction.weights_R if s.use_tis or s.use_rs else None
@@ -306,7 +306,7 @@ class Whole:
         out_R = torch.zeros(len(self.shape.mask_R), dtype=torch.float64)
         for mb, column_R in zip(self.mbs, columns, strict=True):
             if len(mb.rows_R):
-                out_R[torch.from_numpy(mb.rows_R)] = column_R.double().cpu()
+                out_R[torch.from_numpy(mb.rows_R)] = filled(column_R).double().cpu()
         out_R = out_R.to(self.mbs[0].tokens_T.device)
         torch.distributed.all_reduce(out_R, group=mpu.get_data_parallel_group(with_context_parallel=True))
         return self.shape.masked(out_R.cpu().numpy())

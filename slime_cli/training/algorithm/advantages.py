@@ -214,6 +214,8 @@ def compute(
         advantages_R = shape.over_tokens(centred_N) - (0.0 if kl_R is None else s.kl_coef * shape.masked(kl_R))
         returns_R = advantages_R
     elif estimator == "ppo":
+        if values_R is None:
+            raise ValueError("ppo needs the critic's values")
         advantages_R, returns_R = gae(
             token_rewards(rewards_N, kl_R, s.kl_coef, shape), values_R, s.gamma, s.lambd, shape
         )

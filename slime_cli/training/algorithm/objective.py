@@ -8,6 +8,7 @@ out before anything is computed: 0 * nan is nan in a backward pass, so masking t
 
 import types
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from megatron.core import mpu
@@ -15,7 +16,7 @@ from torch.distributed.nn.functional import all_reduce
 
 from slime_cli.errors import UsageError
 from slime_cli.training.algorithm import losses
-from slime_cli.training.batching.microbatch import MicroBatch
+from slime_cli.training.batching.microbatch import MicroBatch, filled
 from slime_cli.training.metrics import Among, Report
 from slime_cli.training.settings import Settings
 
@@ -35,13 +36,13 @@ def value(s: Settings, mb: MicroBatch, values_R: torch.Tensor) -> tuple[torch.Te
     """The critic's clipped squared error against the returns."""
     values_R = losses.masked(values_R, mb.mask_R)
     loss_R, clipped_R = losses.value_loss(
-        values_R, losses.masked(mb.old_values_R, mb.mask_R), mb.returns_R, s.value_clip
+        values_R, losses.masked(filled(mb.old_values_R), mb.mask_R), filled(mb.returns_R), s.value_clip
     )
     report = {
         "value_loss": (loss_R, mb.weight_R),
         "value_clipfrac": clipped_R,
         "values": values_R,
-        "returns": mb.returns_R,
+        "returns": filled(mb.returns_R),
     }
     return total(loss_R, mb), report
 
@@ -58,7 +59,7 @@ def policy(s: Settings, mb: MicroBatch, out_2R: torch.Tensor) -> tuple[torch.Ten
         gap_R = (before_R - mb.rollout_log_probs_R).abs()
         report["train_rollout_logprob_abs_diff"] = Among(gap_R, mb.measured_R)
     if s.use_kl_loss:
-        ref_R = losses.masked(mb.ref_log_probs_R, mb.mask_R)
+        ref_R = losses.masked(filled(mb.ref_log_probs_R), mb.mask_R)
         kl_R = losses.kl(log_probs_R, ref_R, s.kl_loss_type, old_R if s.use_unbiased_kl else None)
         report["kl_loss"] = (kl_R, mb.weight_R)
         if s.kl_loss_coef:  # with 0 it is measured only, and 0 * inf would be NaN
@@ -74,11 +75,11 @@ def _surrogate(
 ) -> tuple[torch.Tensor, Report]:
     """The policy gradient's part of the loss, [R], by estimator: 0, the gradient too, where something leaves a token
     out."""
-    advantages_R = mb.advantages_R
+    advantages_R = filled(mb.advantages_R)
     gap_R = log_probs_R - old_R
-    means_R = None
+    means_R = gap_R  # of samples only where one of the next two reads it
     kept_R = mb.mask_R
-    report = {"ppo_kl": -gap_R}
+    report: Report = {"ppo_kl": -gap_R}
     if s.advantage_estimator == "gspo" or s.use_opsm:
         means_R = losses.sample_means(gap_R, mb.mask_R, mb.sample_R, mb.samples, _over_context)
     if s.use_opsm:
@@ -103,7 +104,8 @@ def _over_context(sums_N: torch.Tensor) -> torch.Tensor:
     """Sums of samples whose tokens context parallel ranks share; the gradient is shared alike."""
     if mpu.get_context_parallel_world_size() == 1:
         return sums_N
-    return all_reduce(sums_N, group=mpu.get_context_parallel_group())
+    group: Any = mpu.get_context_parallel_group()
+    return all_reduce(sums_N, group=group)
 
 
 def custom(

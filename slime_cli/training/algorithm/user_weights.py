@@ -120,7 +120,8 @@ def reduction(
         )
     probe_R = torch.from_numpy(np.random.default_rng(0).normal(size=len(mask_R)))
     bound = 1e-5 * float((weights_R * probe_R).abs().sum()) + 1e-12
-    if abs(float(value.detach())) > bound or abs(float(reducer(probe_R)) - float(weights_R @ probe_R)) > bound:
+    probed = float(torch.as_tensor(reducer(probe_R)))
+    if abs(float(value.detach())) > bound or abs(probed - float(weights_R @ probe_R)) > bound:
         raise UsageError(f"{REDUCER}: its reducer is not a weighted sum of the losses", "sum losses times weights")
     if weights_R[torch.from_numpy(~mask_R)].any():
         raise UsageError(

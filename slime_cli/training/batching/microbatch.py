@@ -69,6 +69,13 @@ class MicroBatch:
         return torch.as_tensor(values, dtype=dtype).to(self.tokens_T.device)
 
 
+def filled[T](column: T | None) -> T:
+    """A column that something earlier fills in. Raises ValueError where nothing did."""
+    if column is None:
+        raise ValueError("a column is read that nothing has filled in")
+    return column
+
+
 def build(
     batch: TrainBatch,
     positions: list[int],
@@ -119,7 +126,7 @@ def build(
         rows_R=rows,
         rollout_log_probs_R=column(batch.rollout_log_probs_R),
         teacher_log_probs_R=column(batch.teacher_log_probs_R),
-        nucleus=None if not nucleus else Nucleus.of(batch.kept_ids_K, batch.kept_counts_R, rows, device),
+        nucleus=Nucleus.of(batch, rows, device) if nucleus else None,
         routed_experts_TLK=_routed_experts(batch.routed_experts_TLK, at_T, ~padding_T),
     )
 

@@ -10,7 +10,7 @@ squared. Under context parallelism every rank gathers all keys and values and at
 gradients go back summed.
 """
 
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,20 +18,16 @@ from megatron.core import mpu, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
 
-Spec = TypeVar("Spec", ModuleSpec, TransformerBlockSubmodules)
 
-
-class _Packed:
+class _Packed(RotaryEmbedding):
     """RoPE angles laid out token by token of a pack, from the positions that the pack carries."""
 
     _angles_T: torch.Tensor | None = None
@@ -41,37 +37,51 @@ class _Packed:
         inference_context: Any,
         transformer: Any,
         transformer_input: Any,
-        config: TransformerConfig,
+        transformer_config: TransformerConfig,
         packed_seq_params: PackedSeqParams | None = None,
+        *,
+        inference_params: Any = None,
     ) -> int:
         self._angles_T = getattr(packed_seq_params, "angles_T", None)
-        return super().get_rotary_seq_len(inference_context, transformer, transformer_input, config, packed_seq_params)
+        return super().get_rotary_seq_len(
+            inference_context,
+            transformer,
+            transformer_input,
+            transformer_config,
+            packed_seq_params,
+            inference_params=inference_params,
+        )
 
     def _laid_out(self, angles: torch.Tensor) -> torch.Tensor:
         return angles if self._angles_T is None else angles[self._angles_T]
 
 
-class PackedRotary(_Packed, RotaryEmbedding):
-    def forward(
+class PackedRotary(_Packed):
+    def forward(  # pyright: ignore[reportIncompatibleVariableOverride]: Megatron's is cached
         self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: ProcessGroup | None = None
     ) -> torch.Tensor:
         return self._laid_out(super().forward(max_seq_len, offset, packed_seq, cp_group))
 
 
 class PackedYarn(_Packed, YarnRotaryEmbedding):
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleVariableOverride]: Megatron's is cached
         self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: ProcessGroup | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         angles, scale = super().forward(max_seq_len, offset, packed_seq, cp_group)
         return self._laid_out(angles), scale
 
 
+def mark_sequence_parallel(parameter: Any, config: TransformerConfig) -> None:
+    """Makes Megatron sum the parameter's gradient over sequence-parallel ranks."""
+    parameter.sequence_parallel = config.sequence_parallel
+
+
 class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm with the mark that makes Megatron sum its gradient over sequence-parallel ranks."""
+    """torch's RMSNorm, with a weight that Megatron knows to be split by sequence parallelism."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel
+        mark_sequence_parallel(self.weight, config)
 
 
 class PackedAttention(MegatronModule):
@@ -103,7 +113,7 @@ class PackedAttention(MegatronModule):
         attention_mask: torch.Tensor | None = None,
         attn_mask_type: Any = None,
         attention_bias: torch.Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
+        packed_seq_params: Any = None,
         **unused: Any,
     ) -> torch.Tensor:
         if packed_seq_params is None:
@@ -137,7 +147,7 @@ class PackedAttention(MegatronModule):
         )
 
 
-def use(spec: Spec) -> Spec:
+def use(spec: Any) -> Any:
     """Puts the classes above into a local layer or block spec, in place; returns it."""
     for layer in spec.layer_specs if hasattr(spec, "layer_specs") else [spec]:
         attention = layer.submodules.self_attention.submodules
@@ -187,12 +197,12 @@ class LatentAttention(MLASelfAttention):
         )
 
 
-def use_latent_attention(spec: TransformerBlockSubmodules) -> None:
+def use_latent_attention(spec: Any) -> None:
     for layer in spec.layer_specs:
         layer.submodules.self_attention.module = LatentAttention
 
 
-def _checkpoint_names(layer: TransformerLayerSubmodules) -> dict[str, str]:
+def _checkpoint_names(layer: Any) -> dict[str, str]:
     """Local name -> Transformer Engine's, which fuses most norms into the linear that follows; checkpoints go by the
     latter, so that one written on either kind of layers loads on the other. Megatron's own table is for dense layers
     without latent attention.

@@ -107,8 +107,8 @@ def load(
     args: argparse.Namespace,
     path: str | os.PathLike,
     model: Chunks,
-    optimizer: MegatronOptimizer,
-    scheduler: OptimizerParamScheduler,
+    optimizer: MegatronOptimizer | None,
+    scheduler: OptimizerParamScheduler | None,
     *,
     weights_only: bool,
 ) -> int:
@@ -136,9 +136,9 @@ def load(
         stack.enter_context(contextlib.redirect_stdout(None))
         load_checkpoint(model, optimizer if not weights_only else None, scheduler if not weights_only else None)
     args.load = str(path.parent)
-    if weights_only:
+    if optimizer is not None and weights_only:
         optimizer.reload_model_params()
-    else:
+    elif optimizer is not None:
         _restore_steps(optimizer)
     return manifest.iteration
 
@@ -189,9 +189,9 @@ def _check_layout(
         )
 
 
-def inner_optimizers(optimizer: MegatronOptimizer) -> list[Any]:
-    """The optimizers that Megatron chains, or the one there is."""
-    return getattr(optimizer, "chained_optimizers", [optimizer])
+def inner_optimizers(optimizer: MegatronOptimizer | None) -> list[Any]:
+    """The optimizers that Megatron chains, or the one there is, or none."""
+    return [] if optimizer is None else getattr(optimizer, "chained_optimizers", [optimizer])
 
 
 def _before_the_first_step(optimizer: MegatronOptimizer) -> None:
@@ -210,7 +210,7 @@ def _before_the_first_step(optimizer: MegatronOptimizer) -> None:
 
 
 @contextlib.contextmanager
-def _state_to_load_into(args: argparse.Namespace, optimizer: MegatronOptimizer) -> Iterator[None]:
+def _state_to_load_into(args: argparse.Namespace, optimizer: MegatronOptimizer | None) -> Iterator[None]:
     """A sharded load fills state that exists; torch's AdamW makes its state at the first step only. And while Megatron
     loads the fully reshardable format, that state must have no tensors but the moments: the step count is none
     meanwhile."""
@@ -232,7 +232,9 @@ def _restore_steps(optimizer: MegatronOptimizer) -> None:
     """Megatron puts Adam's step count back into the parameter group; torch's AdamW reads it from each state."""
     for inner in inner_optimizers(optimizer):
         torch_optimizer = getattr(inner, "optimizer", None)
-        for group in torch_optimizer.param_groups if torch_optimizer else []:
+        if torch_optimizer is None:
+            continue
+        for group in torch_optimizer.param_groups:
             if group.get("step") is None:
                 continue
             for parameter in group["params"]:

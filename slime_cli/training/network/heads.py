@@ -33,7 +33,7 @@ def hidden_rows(hidden_SBH: torch.Tensor, mb: MicroBatch, sequence_parallel: boo
 
 
 @contextlib.contextmanager
-def _without_sequence_parallel(layer: torch.nn.Module) -> Iterator[None]:
+def _without_sequence_parallel(layer: Any) -> Iterator[None]:
     """The output layer takes whole rows meanwhile (:func:`hidden_rows` has gathered them)."""
     before = layer.sequence_parallel
     layer.sequence_parallel = False
@@ -97,7 +97,7 @@ def log_probs(
 
     if len(rows_R1H) <= chunk:
         return of_chunk(rows_R1H, mb.targets_R, 0)
-    again = functools.partial(checkpoint, of_chunk, use_reentrant=False) if torch.is_grad_enabled() else of_chunk
+    again: Any = functools.partial(checkpoint, of_chunk, use_reentrant=False) if torch.is_grad_enabled() else of_chunk
     firsts = range(0, len(rows_R1H), chunk)
     return torch.cat(
         [again(h, t, i) for h, t, i in zip(rows_R1H.split(chunk), mb.targets_R.split(chunk), firsts)], dim=1

@@ -43,7 +43,8 @@ class _Entropy(torch.autograd.Function):
         return entropy_T
 
     @staticmethod
-    def backward(ctx: Any, grad_T: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
+        (grad_T,) = grad_outputs
         shifted_TV, log_z_T, entropy_T = ctx.saved_tensors
         log_p_TV = shifted_TV - log_z_T[:, None]
         return -grad_T[:, None] * log_p_TV.exp() * (log_p_TV + entropy_T[:, None])

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from slime_cli import addresses
 from slime_cli.errors import EngineError, UsageError
@@ -127,7 +128,7 @@ def initialise(args: argparse.Namespace, device: hardware.Device) -> None:
     )
 
 
-def _meeting_point(rank: int, world_size: int) -> torch.distributed.TCPStore:
+def _meeting_point(rank: int, world_size: int) -> Store:
     """Where the ranks find each other. Rank 0 listens on ``MASTER_ADDR`` alone; torch by itself on every interface."""
     host = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
@@ -144,7 +145,7 @@ def _meeting_point(rank: int, world_size: int) -> torch.distributed.TCPStore:
                 f"the trainer cannot listen on {host} port {port}: {error.strerror}", "start it again"
             ) from None
     patience = datetime.timedelta(minutes=30)
-    return torch.distributed.TCPStore(host, port, world_size, rank == 0, timeout=patience, master_listen_fd=listener)
+    return TCPStore(host, port, world_size, rank == 0, timeout=patience, master_listen_fd=listener)
 
 
 def begin_phase(args: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from megatron.training.global_vars import get_args
 from slime_cli.errors import UsageError
 from slime_cli.hooks.kinds import accepted
 from slime_cli.training.network import attention
+from slime_cli.training.network.attention import mark_sequence_parallel
 
 
 def provider(
@@ -25,7 +26,7 @@ def provider(
     pg_collection: Any = None,
 ) -> GPTModel:
     """Builds this rank's part of the model from Megatron's current arguments (the signature that Megatron calls)."""
-    args = get_args()
+    args: Any = get_args()
     config = config or core_transformer_config_from_args(args)
     if config.experimental_attention_variant:
         raise UsageError(
@@ -36,12 +37,12 @@ def provider(
     if config.multi_latent_attention:
         _yarn(config, args)
     local = args.transformer_impl == "local"
-    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=not local, vp_stage=vp_stage)
+    spec: Any = get_gpt_decoder_block_spec(config, use_transformer_engine=not local, vp_stage=vp_stage)
     if local:
         attention.use(spec)
-    if config.multi_latent_attention and (local or config.q_lora_rank is None):
+    if config.multi_latent_attention and (local or getattr(config, "q_lora_rank", None) is None):
         attention.use_latent_attention(spec)
-    model = GPTModel(
+    model: Any = GPTModel(
         config,
         spec,
         args.padded_vocab_size,
@@ -82,7 +83,7 @@ class ValueHead(torch.nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
-        self.weight.sequence_parallel = config.sequence_parallel
+        mark_sequence_parallel(self.weight, config)
         self.sequence_parallel = config.sequence_parallel
 
     def forward(
@@ -117,7 +118,7 @@ def critics(build: Callable[..., GPTModel]) -> Callable[..., GPTModel]:
     """``build`` with a value head, which begins at zero: the first advantages are those of no critic at all."""
 
     def critic(pre_process: bool = True, post_process: bool = True, **more: Any) -> GPTModel:
-        model = build(pre_process=pre_process, post_process=post_process, **more)
+        model: Any = build(pre_process=pre_process, post_process=post_process, **more)
         if post_process:
             head = ValueHead(model.config)
             head.to(next(model.parameters()).device)

@@ -23,7 +23,7 @@ from megatron.training.global_vars import set_args
 from megatron.training.training import get_megatron_optimizer_config, get_model, get_optimizer_param_scheduler
 
 from slime_cli.errors import EngineError
-from slime_cli.training.batching.microbatch import MicroBatch
+from slime_cli.training.batching.microbatch import MicroBatch, filled
 from slime_cli.training.network import checkpoint, stateless_adam
 from slime_cli.training.network.routing import FREE, Routers
 
@@ -53,8 +53,8 @@ class Network:
         self.activate()
         with contextlib.redirect_stdout(None):
             self.model = get_model(provider, ModelType.encoder_or_decoder)
-            config, _ = get_megatron_optimizer_config(args)
-            self.optimizer = get_megatron_optimizer(config, self.model)
+            made: Any = get_megatron_optimizer_config(args)
+            self.optimizer: Any = get_megatron_optimizer(made[0], self.model)
             if stateless_optimizer:
                 args.dist_ckpt_optim_fully_reshardable = False  # that format asks for moments by name
                 stateless_adam.take_over(checkpoint.inner_optimizers(self.optimizer))
@@ -182,7 +182,7 @@ class Network:
     def _apply(self) -> float:
         """The optimizer's step; the gradient's norm before clipping. Nothing moves when it is not finite and is to be
         skipped."""
-        before = None
+        before = math.nan
         if self.skip_nan or not self.args.clip_grad:  # Megatron gives the norm only where it clips
             self.optimizer.prepare_grads()
             before = float(self.optimizer.get_grad_norm())
@@ -211,7 +211,7 @@ class Network:
     def lr(self) -> float:
         return self.optimizer.param_groups[0]["lr"]
 
-    def _padding(self, mb: MicroBatch, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def _padding(self, mb: MicroBatch, model: Any) -> dict[str, torch.Tensor]:
         """Tells routers which tokens are padding: balancing the experts is about the others.
 
         Not with --calculate-per-token-loss, where Megatron then counts the tokens of all tensor and context parallel
@@ -225,7 +225,8 @@ class Network:
         ):
             return {}
         padding_T = mb.padding_T
-        if self.args.sequence_parallel and not unwrap_model(model).pre_process:  # the first stage splits it by itself
+        inner: Any = unwrap_model(model)
+        if self.args.sequence_parallel and not inner.pre_process:  # the first stage splits it by itself
             padding_T = padding_T.chunk(self.args.tensor_model_parallel_size)[mpu.get_tensor_model_parallel_rank()]
         return {"padding_mask": padding_T[None]}
 
@@ -235,7 +236,7 @@ class Network:
             with self.routers.during(mb, self.model.index(model), routing):
                 out = model(
                     mb.tokens_T[None],
-                    mb.pack.positions_T[None],
+                    filled(mb.pack.positions_T)[None],
                     None,
                     packed_seq_params=mb.pack,
                     output_processor=functools.partial(head, mb),

@@ -14,7 +14,7 @@ import torch
 from megatron.core import mpu
 from megatron.core.transformer.moe.router_replay import RouterReplayAction as Action
 
-from slime_cli.training.batching.microbatch import MicroBatch
+from slime_cli.training.batching.microbatch import MicroBatch, filled
 
 FREE = "free"
 RECORD = "record"
@@ -61,7 +61,7 @@ class Routers:
     def take(self, mb: MicroBatch) -> None:
         """Lays out the engine's choices for :meth:`during`: this rank's layers, and its tokens under sequence
         parallelism."""
-        routes_TLK = mb.routed_experts_TLK
+        routes_TLK = filled(mb.routed_experts_TLK)
         mb.routed_experts_TLK = None
         if self.sequence_parallel:
             routes_TLK = routes_TLK.chunk(mpu.get_tensor_model_parallel_world_size())[

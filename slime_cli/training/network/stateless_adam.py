@@ -5,7 +5,6 @@ correction divides by just those factors, so the update is ``lr * g / (|g| + eps
 decoupled weight decay (AdamW, https://arxiv.org/abs/1711.05101).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ class StatelessAdam(torch.optim.Optimizer):
                 optimizer.state[parameter].setdefault("step", torch.zeros(()))
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter]["step"] += 1
