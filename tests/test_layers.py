@@ -60,7 +60,6 @@ UPWARD = {
     ("tracing.ledger", "buffer.journal"),
     ("training.batching.microbatch", "buffer.batch"),
     ("training.batching.parts", "buffer.batch"),
-    ("training.network.nucleus", "buffer.batch"),
     ("training.preparation", "buffer.batch"),
     ("training.trainer", "buffer.batch"),
 }

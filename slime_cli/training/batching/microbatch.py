@@ -126,9 +126,13 @@ def build(
         rows_R=rows,
         rollout_log_probs_R=column(batch.rollout_log_probs_R),
         teacher_log_probs_R=column(batch.teacher_log_probs_R),
-        nucleus=Nucleus.of(batch, rows, device) if nucleus else None,
+        nucleus=_nucleus(batch, rows, device) if nucleus else None,
         routed_experts_TLK=_routed_experts(batch.routed_experts_TLK, at_T, ~padding_T),
     )
+
+
+def _nucleus(batch: TrainBatch, rows_R: np.ndarray, device: torch.device) -> Nucleus:
+    return Nucleus.of(filled(batch.kept_ids_K), filled(batch.kept_counts_R), rows_R, device)
 
 
 def _routed_experts(routed_TLK: np.ndarray | None, at_T: np.ndarray, real_T: np.ndarray) -> torch.Tensor | None:

@@ -9,8 +9,6 @@ import dataclasses
 import numpy as np
 import torch
 
-from slime_cli.buffer.batch import TrainBatch
-
 
 @dataclasses.dataclass(frozen=True)
 class Nucleus:
@@ -21,14 +19,8 @@ class Nucleus:
     starts_R1: torch.Tensor
 
     @classmethod
-    def of(cls, batch: TrainBatch, rows_R: np.ndarray, device: torch.device) -> "Nucleus":
-        """The rows ``rows_R`` of a batch's ragged column; one row that keeps all for a filler, which has none.
-
-        Raises ValueError for a batch without that column.
-        """
-        ids_K, counts_R = batch.kept_ids_K, batch.kept_counts_R
-        if ids_K is None or counts_R is None:
-            raise ValueError("the batch does not say what sampling had left")
+    def of(cls, ids_K: np.ndarray, counts_R: np.ndarray, rows_R: np.ndarray, device: torch.device) -> "Nucleus":
+        """The rows ``rows_R`` of a batch's ragged column; one row that keeps all for a filler, which has none."""
         counts = counts_R[rows_R] if len(rows_R) else np.zeros(1, np.int64)
         starts_R1 = np.concatenate([[0], np.cumsum(counts)])
         firsts = (np.cumsum(counts_R) - counts_R)[rows_R] if len(rows_R) else np.zeros(1, np.int64)
