@@ -1,7 +1,7 @@
 """Carries out a conversion on Megatron's ranks, one process each, on this machine.
 
-:func:`run` is what :mod:`slime_cli.convert.convert` is given. The ranks (:mod:`.conversion_rank`) read ``job.json``, say
-what they do in ``phases`` and leave an error meant for the user in ``RANK.error.json``; none outlives the call.
+:func:`run` is what :mod:`slime_cli.convert.convert` is given. The ranks (:mod:`.conversion_rank`) read ``job.json``,
+say what they do in ``phases`` and leave an error meant for the user in ``RANK.error.json``; none outlives the call.
 """
 
 import json

@@ -147,7 +147,7 @@ def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
 
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Of safetensors. Quantised weights are written in the config's dtype."""
+"""Safetensors' names, and torch's. Quantised weights are written in the config's dtype."""
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ class Trainer:
 
     @property
     def _rollout_id(self) -> int:
-        """Of the rollout that is trained next: the step counts whole rollouts."""
+        """The rollout that is trained next: the step counts whole ones."""
         return self.step // self.settings.num_steps_per_rollout
 
     def _announce(self, step_id: int) -> None:

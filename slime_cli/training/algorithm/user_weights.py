@@ -1,10 +1,10 @@
 """slime's hooks on the policy loss, ``--custom-tis-function-path`` and ``--custom-pg-loss-reducer-function-path``, as
 weights of tokens; ``--custom-advantage-function-path``, and ``--rollout-data-postprocess-path``, as masks.
 
-slime calls the first two inside the loss of each micro-batch. Here each is called before the first step, on every rank alike:
-the one with all samples of the rollout, the other with all samples of an optimizer step; so what they decide cannot
-depend on packing or layout. A function that scales ``pg_loss`` token by token, or sums it with weights, means the same
-in both.
+slime calls the first two inside the loss of each micro-batch. Here each is called before the first step, on every rank
+alike: the one with all samples of the rollout, the other with all samples of an optimizer step; so what they decide
+cannot depend on packing or layout. A function that scales ``pg_loss`` token by token, or sums it with weights, means
+the same in both.
 """
 
 from collections.abc import Callable, Sequence
@@ -133,7 +133,8 @@ def reduction(
 def advantages(
     function: Callable, args: Any, shape: Shape, columns: dict[str, np.ndarray | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What ``--custom-advantage-function-path`` sets as ``advantages``, and as ``returns`` if it has a critic, [R] both.
+    """What ``--custom-advantage-function-path`` sets as ``advantages``, and as ``returns`` if it has a critic, [R]
+    both.
 
     ``f(args, rollout_data)``: ``columns`` of the whole batch, [N] and [R]. Raises UsageError when it leaves no numbers,
     of other shapes, or none that are finite where a token is trained.
