@@ -17,6 +17,7 @@ from slime_cli.options.checks import (
     phases,
     placement,
     sampling,
+    schedule,
     settled,
 )
 from slime_cli.options.checks.common import Check, NoEffect
@@ -29,7 +30,7 @@ NUMBERS: tuple[Check, ...] = (bounds.bounds, bounds.texts)
 """What the others count with: they are asked only when these have found nothing."""
 ALWAYS: tuple[Check, ...] = (batch.required, placement.cluster)
 """For every command that resolves options."""
-SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, functions, needs)
+SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, schedule, functions, needs)
 TRAIN = (*ALWAYS, *(check for subject in SUBJECTS for check in subject.TRAIN))
 
 

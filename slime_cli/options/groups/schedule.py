@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from slime_cli.options.declare import AT_LEAST_0, given, group, having, option
+from slime_cli.options.declare import AT_LEAST_0, POLICY, given, group, having, option
 
 
-@group("schedule")
+@group("schedule", needs=POLICY)
 class Schedule:
     """How generation and training share the time."""
 
