@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from slime_cli.buffer.buffer import DataBuffer
+from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources.base import PromptSource
 from slime_cli.buffer.sources.open import open_source
@@ -18,6 +19,7 @@ from slime_cli.options.resolve import Resolved, args_namespace, resolve
 from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.chat import Renderer, RenderOptions
 from slime_cli.rollout.client import RouterClient
+from slime_cli.rollout.collector import Collector
 from slime_cli.rollout.generate import Generator
 from slime_cli.serving.engine import Engine
 from slime_cli.serving.fleet import Fleet
@@ -48,16 +50,33 @@ async def _measure(options: Resolved, endpoint: Endpoint, model: str, folder: pa
     renderer = Renderer(model, RenderOptions(apply_chat_template=True))
     source = open_source(URI)
     buffer = DataBuffer(
-        Journal(folder / "journal.sqlite"), source, samples_per_prompt=4, shuffle=False, seed=0, render=renderer.prompt
+        Journal(folder / "journal.sqlite"),
+        source,
+        folder=folder,
+        samples_per_prompt=4,
+        shuffle=False,
+        seed=0,
+        render=renderer.prompt,
+        gate=Gate(PROMPTS, None),
     )
     client = RouterClient(endpoint.router_url, 512)
     rates = {"stage": [], "direct": []}
     async with RewardPool.from_args(args) as rewards:
         generator = Generator(args, client, rewards)
+        collector = Collector(
+            generator,
+            buffer,
+            client,
+            batch=PROMPTS,
+            burst=PROMPTS,
+            slots=PROMPTS,
+            keep_partial=False,
+            abort=lambda: None,
+        )
         for i in range(ROUNDS + 1):
             start = time.perf_counter()
-            result = await generator.rollout(buffer, i, lambda n: None)
-            stage = sum(s.response_length for g in result.groups for s in g.finished) / (time.perf_counter() - start)
+            batch = await collector.take(i)
+            stage = sum(s.response_length for s in batch.samples) / (time.perf_counter() - start)
             direct = await _direct(endpoint.engines[0].url, generator.sampling_params(), renderer, source, i)
             if i:  # the first round warms both up
                 rates["stage"].append(stage)

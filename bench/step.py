@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.pairs import interleaved, medians, ratio
-from slime_cli.buffer.batch import TrainBatch
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.tracing.reading import read_spans
 from slime_cli.tracing.spans import Tracer
 

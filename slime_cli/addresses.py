@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import socket
+import urllib.parse
 
 from slime_cli.errors import UsageError
 
@@ -120,3 +121,13 @@ def _first_of_the_kernels() -> int:
         return max(int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]), 16000)
     except (OSError, ValueError):
         return 32768
+
+
+def is_local(url: str) -> bool:
+    """Loopback and private addresses, which a proxy from the environment must not be asked for."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or "." not in host or host.endswith((".local", ".internal"))
+    return address.is_loopback or address.is_private or address.is_link_local

@@ -1,10 +1,8 @@
-"""The conductor: runs the stages of a run over the cluster, one rollout after the other, and commits what was trained.
+"""Owns what one ``slime train`` needs, and wires it: Ray, trainer ranks, engines, reward workers, one event loop.
 
-Synchronous schedule: generate -> batch -> train -> (save, commit) -> (publish -> sync -> verify) -> (evaluate). Killed
-at any
-point, the same call resumes: batches made but not committed are trained again from their files on the committed
-weights,
-finished generations are kept, unfinished ones are generated again.
+The parts don't know who drives them: the phases of :mod:`slime_cli.loop.phase` get them as a value, and the schedules of
+:mod:`slime_cli.loop.schedules` drive the phases. Whatever ends the run, everything that was started here is stopped in
+reverse order, before the threads that still wait for it are joined.
 """
 
 import asyncio
@@ -20,10 +18,11 @@ from slime_cli.cluster.cluster import Cluster
 from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
 from slime_cli.loop import attempts as folders
-from slime_cli.loop.phase import Stage
+from slime_cli.loop.phase import Phase
+from slime_cli.loop.shared import Shared
 from slime_cli.manifests import layout
 from slime_cli.models import architecture, tiny
-from slime_cli.options.resolve import args_namespace
+from slime_cli.options.resolve import Resolved, args_namespace
 from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.client import RouterClient
 from slime_cli.screen import Screen
@@ -35,56 +34,77 @@ from slime_cli.tracing.spans import Tracer
 from slime_cli.weights import matching
 
 
-class Conductor:
-    """Owns the cluster, the engines and the reward workers of one ``slime train``."""
+class Run:
+    """``rollouts``: of each phase that runs for a number of epochs."""
 
-    def __init__(self, resolved, run_dir: pathlib.Path, screen: Screen, rollouts: dict[str, int] | None = None):
-        """``rollouts``: of each stage that runs for a number of epochs."""
+    def __init__(
+        self, resolved: Resolved, run_dir: pathlib.Path, screen: Screen, rollouts: dict[str, int] | None = None
+    ) -> None:
         self.resolved = resolved
         self.run_dir = run_dir
         self.screen = screen
         self.rollouts = rollouts or {}
         self.tracer = Tracer(run_dir, "conductor", enabled=resolved.slime.trace == "on")
-        self.events = asyncio.new_event_loop()
-        self.fleet = None
+        self.fleet: Fleet | Attached | None = None
         self.client: RouterClient | None = None
         self.endpoint: manifests.Endpoint | None = None
         self.model = ""
         self.described: dict[str, Any] = {}
         """What this run adds to the manifest of engines of its own."""
 
-    def run(self, conclude: Callable[[list[PhaseResult]], dict]) -> dict:
-        """Every stage to its end; what ``conclude`` makes of their results, before anything is stopped."""
-        stages = folders.stages(self.resolved, self.run_dir)
-        finished = []
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.tracer.close)
-            source = self.resolved.slime.hf_checkpoint
-            self.model = (
-                str(tiny.make(source, self.run_dir / layout.MODEL)) if source.startswith(tiny.PREFIX) else source
-            )
-            engines_for = next((options for _, options, _ in stages if options.slime.loss_type != "sft_loss"), None)
-            if engines_for is not None and engines_for.slime.rollout_endpoint:
-                self._attach(engines_for, stack)
-            self.screen.say("starting Ray")
-            cluster = stack.enter_context(Cluster(self._placement(stages), self.run_dir))
-            trainers = cluster.start_trainers()
-            if engines_for is not None:
-                self._start_serving(engines_for, cluster, stack)
+    def run(self, conclude: Callable[[list[PhaseResult]], dict[str, Any]]) -> dict[str, Any]:
+        """Every phase to its end; what ``conclude`` makes of their results, before anything is stopped."""
+        with contextlib.closing(self.tracer), asyncio.Runner() as runner:
+            return runner.run(self._run(conclude))
+
+    async def _run(self, conclude: Callable[[list[PhaseResult]], dict[str, Any]]) -> dict[str, Any]:
+        phases = folders.stages(self.resolved, self.run_dir)
+        finished: list[PhaseResult] = []
+        async with contextlib.AsyncExitStack() as stack:
+            shared = await self._start(phases, stack)
             previous = None
-            for name, options, folder in stages:
-                stage = Stage(name, options, folder, self, trainers, previous)
-                stack.callback(stage.close)
-                stage.run()
-                finished.append(stage.result())
-                previous = stage.final_checkpoint()
+            for name, options, folder in phases:
+                phase = Phase(name, options, folder, shared, previous)
+                stack.push_async_callback(phase.close)
+                await phase.run()
+                finished.append(phase.result())
+                previous = phase.final_checkpoint()
             return conclude(finished)
 
-    def _placement(self, stages):
-        """The cluster is laid out for the stage that needs most of it."""
-        return max((options for _, options, _ in stages), key=lambda o: o.slime.rollout_num_gpus)
+    async def _start(self, phases: list[folders.StageOf], stack: contextlib.AsyncExitStack) -> Shared:
+        """Engines begin to start now and are waited for when the first phase needs them."""
+        source = self.resolved.slime.hf_checkpoint
+        self.model = str(tiny.make(source, self.run_dir / layout.MODEL)) if source.startswith(tiny.PREFIX) else source
+        engines_for = next((options for _, options, _ in phases if options.slime.loss_type != "sft_loss"), None)
+        if engines_for is not None and engines_for.slime.rollout_endpoint:
+            self._attach(engines_for, stack)
+        self.screen.say("starting Ray")
+        placed_for = max((options for _, options, _ in phases), key=lambda o: o.slime.rollout_num_gpus)
+        cluster = stack.enter_context(Cluster(placed_for, self.run_dir))
+        learner = cluster.start_learner()
+        rewards = None
+        if engines_for is not None:
+            if not engines_for.slime.rollout_endpoint:
+                self._start_engines(engines_for, cluster, stack)
+            rewards = await stack.enter_async_context(RewardPool.from_args(args_namespace(engines_for)))
+            stack.push_async_callback(self._close_client)
+        return Shared(
+            run_dir=self.run_dir,
+            model=self.model,
+            screen=self.screen,
+            tracer=self.tracer,
+            learner=learner,
+            rewards=rewards,
+            serving=self.serving,
+            engine_urls=self.engine_urls,
+            rollouts=self.rollouts,
+        )
 
-    def _attach(self, options, stack: contextlib.ExitStack) -> None:
+    async def _close_client(self) -> None:
+        if self.client is not None:
+            await self.client.close()
+
+    def _attach(self, options: Resolved, stack: contextlib.AsyncExitStack) -> None:
         """Engines that somebody else owns: claimed and asked whether they can take this model, before all else."""
         self.fleet = attached = Attached(options.slime.rollout_endpoint)
         attached.check()
@@ -96,44 +116,37 @@ class Conductor:
         """What others are told of this run."""
         return f"slime train --run-dir {self.run_dir}"
 
-    def _start_serving(self, options, cluster: Cluster, stack: contextlib.ExitStack) -> None:
-        """Engines begin to start now and are waited for when the first stage needs them."""
+    def _start_engines(self, options: Resolved, cluster: Cluster, stack: contextlib.AsyncExitStack) -> None:
         s = options.slime
-        if not s.rollout_endpoint:
-            hardware.check_engine(architecture.read_config(self.model))
-            count = s.rollout_num_gpus // s.rollout_num_gpus_per_engine
-            self.screen.say(f"starting {count} SGLang engine{'s' * (count != 1)} and the router")
-            self.fleet = Fleet(options, self.model, self.run_dir, cluster.launch_engine, self.screen.say)
-            stack.callback(self.fleet.stop)
-            path = claim.beside(self.run_dir / layout.ENDPOINT)
-            stack.callback(claim.Claim(path, self._name(), self.screen.say).close)
-            self.described = {"claim": str(path), **matching.identity(self.model)}
-        args = args_namespace(options)
-        self.rewards = RewardPool.from_args(args)
-        stack.callback(lambda: self.wait(self._close()))
+        hardware.check_engine(architecture.read_config(self.model))
+        count = s.rollout_num_gpus // s.rollout_num_gpus_per_engine
+        self.screen.say(f"starting {count} SGLang engine{'s' * (count != 1)} and the router")
+        self.fleet = Fleet(options, self.model, self.run_dir, cluster.launch_engine, self.screen.say)
+        stack.callback(self.fleet.stop)
+        path = claim.beside(self.run_dir / layout.ENDPOINT)
+        stack.callback(claim.Claim(path, self._name(), self.screen.say).close)
+        self.described = {"claim": str(path), **matching.identity(self.model)}
 
-    async def _close(self) -> None:
-        await self.rewards.close()
-        if self.client is not None:
-            await self.client.close()
-
-    def serving(self) -> RouterClient:
-        """The endpoint's client; blocks until the engines are healthy."""
-        if self.endpoint is None:
+    async def serving(self) -> RouterClient:
+        """The endpoint's client, as soon as the engines are healthy."""
+        assert self.fleet is not None
+        if self.client is None:
             with self.tracer.span("wait_for_engines"):
-                self.endpoint = msgspec.structs.replace(self.fleet.wait_healthy(), **self.described)
+                found = await asyncio.to_thread(self.fleet.wait_healthy)
+            self.endpoint = msgspec.structs.replace(found, **self.described)
             manifests.write(self.run_dir / layout.ENDPOINT, self.endpoint)
             self.screen.say(f"{len(self.endpoint.engines)} engine(s) healthy behind {self.endpoint.router_url}")
-            in_flight = self.resolved.slime.sglang_server_concurrency * len(self.endpoint.engines)
-            self.client = RouterClient(self.endpoint.router_url, in_flight, self.fleet.check)
+            s = self.resolved.slime
+            in_flight = s.sglang_server_concurrency * len(self.endpoint.engines)
+            streams = any(
+                phase.slime.in_flight == "pause" for _, phase, _ in folders.stages(self.resolved, self.run_dir)
+            )
+            self.client = RouterClient(self.endpoint.router_url, in_flight, self.fleet.check, streams=streams)
         return self.client
-
-    def wait(self, coroutine):
-        """Runs a coroutine of the rollout stage to its end."""
-        return self.events.run_until_complete(coroutine)
 
     def engine_urls(self) -> list[str]:
         """Engines that are still there. Raises EngineError when none is."""
+        assert self.fleet is not None
         urls = self.fleet.alive()
         if not urls:
             raise EngineError("no engine is left", "the same command resumes from the last commit")

@@ -20,7 +20,7 @@ from slime_cli import __main__ as cli
 from slime_cli import app, disk, manifests
 from slime_cli.buffer.journal import Journal
 from slime_cli.errors import EngineError, UsageError
-from slime_cli.loop import saving
+from slime_cli.loop import targets
 from slime_cli.loop.attempts import append_line
 from slime_cli.options.resolve import resolve
 from slime_cli.tracing.spans import Tracer
@@ -213,8 +213,8 @@ def test_an_export_is_in_the_folder_before_its_rollout(tmp_path):
     words = "--hf-checkpoint h --prompt-data p --num-rollout 4 --rollout-batch-size 2 --rm-type math --save-hf"
     for name, stays in (("a/b-{rollout_id}/c", "a"), ("a/b", "a/b")):
         s = resolve([*words.split(), str(tmp_path / name)]).slime
-        saving.check_folders(s, tmp_path, tmp_path)
-        assert saving.exports(s) == tmp_path / stays
+        targets.check_folders(s, tmp_path, tmp_path)
+        assert targets.exports(s) == tmp_path / stays
 
 
 def test_little_room_is_said_with_what_it_is_for(small, tmp_path):
@@ -258,7 +258,7 @@ CONFIG = {
 def test_the_room_of_a_run_follows_from_the_model(tmp_path):
     words = "--hf-checkpoint h --prompt-data p --num-rollout 4 --rollout-batch-size 2 --rm-type math --save-interval 2"
     options = resolve([*words.split(), "--save-hf", str(tmp_path / "hf" / "{rollout_id}")])
-    needs = {what: size for _, what, size in saving.room("train", options, tmp_path, tmp_path, CONFIG)}
+    needs = {what: size for _, what, size in targets.room("train", options, tmp_path, tmp_path, CONFIG)}
     parameters = needs["2 exports"] / 2 / 4
     assert 90_000 < parameters < 110_000
     assert needs == {

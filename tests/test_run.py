@@ -11,33 +11,31 @@ from rich.console import Console
 from slime_cli import manifests
 from slime_cli.errors import DataError, UsageError
 from slime_cli.options.resolve import resolve
-from slime_cli.run import Conductor
+from slime_cli.run import Run
 from slime_cli.screen import Screen
 from slime_cli.serving import claim
 from tests import checkpoints
 from tests.scripted_engine import ScriptedEngine
 
 
-def conductor(tmp_path, name, model):
+def run(tmp_path, name, model):
     words = (
         f"--hf-checkpoint {model} --prompt-data p --num-rollout 1 --rollout-batch-size 1 --rollout-endpoint"
         f" {tmp_path / 'endpoint.json'}"
     )
-    made = Conductor(
-        resolve(words.split(), (), "train"), tmp_path / name, Screen(Console(file=io.StringIO(), width=500)), {}
-    )
+    made = Run(resolve(words.split(), (), "train"), tmp_path / name, Screen(Console(file=io.StringIO(), width=500)), {})
     made.model = str(model)
     return made
 
 
-def test_engines_are_claimed_for_as_long_as_the_run_lives_and_compared_first(tmp_path):
+async def test_engines_are_claimed_for_as_long_as_the_run_lives_and_compared_first(tmp_path):
     served = checkpoints.write(tmp_path / "served")
     other = checkpoints.write(tmp_path / "other", num_hidden_layers=3)
     engine = ScriptedEngine(served)
     path = tmp_path / "endpoint.json"
     manifests.write(path, engine.endpoint())
-    first = conductor(tmp_path, "a", served)
-    second = conductor(tmp_path, "b", served)
+    first = run(tmp_path, "a", served)
+    second = run(tmp_path, "b", served)
     with contextlib.ExitStack() as stack:
         first._attach(first.resolved, stack)
         with (
@@ -46,10 +44,10 @@ def test_engines_are_claimed_for_as_long_as_the_run_lives_and_compared_first(tmp
         ):
             second._attach(second.resolved, inner)
     with contextlib.ExitStack() as stack, pytest.raises(DataError, match=r"layers\.2.* is 16, not missing"):
-        third = conductor(tmp_path, "c", other)
+        third = run(tmp_path, "c", other)
         third._attach(third.resolved, stack)
     assert claim.holder_of(claim.beside(path)) is None and not engine.posted
     with contextlib.ExitStack() as stack:
         second._attach(second.resolved, stack)
-        assert second.serving().url == engine.url
+        assert (await second.serving()).url == engine.url
         assert manifests.read(tmp_path / "b" / "endpoint.json", manifests.Endpoint).claim == str(claim.beside(path))

@@ -1,145 +1,382 @@
-"""The Data Buffer: deals prompt rows out as groups of samples and keeps every one of them in the journal.
+"""The Data Buffer: deals prompts out as groups, keeps what became of every trajectory, and makes the batches.
 
-One instance a stage, owned by the conductor. Order: a fixed permutation of the source for each epoch (or the source's
-own order), so a resumed run deals on where the cursor stands. Groups that an earlier attempt left open come first.
+One a phase, and the only one that writes a fate: the journal is its own. The collector and the supervised phase lease
+groups from it and bring them back finished; finished groups wait here until a rollout takes them. Invariants: a fate is
+in the journal before the method that decides it returns; a group is in exactly one place: in flight, waiting, or
+returned (to be dealt again), the oldest first; with a bound on staleness every group that is under way still has a
+rollout in time (:mod:`slime_cli.buffer.gate`). All methods are called in the event loop's thread, but for
+:meth:`DataBuffer.make`, :meth:`DataBuffer.commit` and :meth:`DataBuffer.put_state`, which touch only the journal.
 """
 
 import collections
-from collections.abc import Callable
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-import numpy as np
-
-from slime_cli.buffer.journal import Journal
-from slime_cli.buffer.types import Group, PromptRow, RowError, Sample
+from slime_cli.buffer import batch as batches
+from slime_cli.buffer.batch import Batch
+from slime_cli.buffer.gate import Gate
+from slime_cli.buffer.journal import Commit, Journal, Ledger
+from slime_cli.buffer.prompts import Prompts
+from slime_cli.buffer.records import OpenGroup
+from slime_cli.buffer.types import Group, PromptRow, Sample, Status, executions
+from slime_cli.buffer.values import unstorable
 from slime_cli.errors import DataError
 
-KIND = "skipped:"
-"""Before a kind of unusable row, in the cursor."""
+WHOLE = (Status.COMPLETED, Status.TRUNCATED)
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseState:
+    """What a phase keeps in its journal besides fates."""
+
+    seconds: float = 0.0
+    """What it took, up to its last commit."""
+    finished: int | None = None
+    """The number of rollouts that it was finished with; None while it is not."""
+    stopped: int | None = None
+    """The rollout in which it reached ``--stop-at-loss``."""
+    saving: int | None = None
+    """The last step that a checkpoint was begun of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """The groups of a rollout, before they are a batch."""
+
+    rollout_id: int
+    groups: list[Group]
+    dropped: collections.Counter[str]
+    cursors: batches.Cursors
+
+
+def _all_fit(samples: list[Sample]) -> dict[str, list[int]]:
+    """No trajectory is unfit."""
+    return {}
 
 
 class DataBuffer:
-    """``render(row)`` returns what generation needs, None for a prompt that is too long, which is counted, or raises
-    RowError: it ends the run, or with ``on_bad_row="skip"`` is counted too, and the first of its kind is said."""
+    """``render``, ``on_bad_row`` and ``say``: see :class:`slime_cli.buffer.prompts.Prompts`."""
 
     def __init__(
         self,
         journal: Journal,
-        source,
+        source: Any,
         *,
+        folder: pathlib.Path,
         samples_per_prompt: int,
         shuffle: bool,
         seed: int,
-        render: Callable,
+        render: Callable[[PromptRow], Any],
         on_bad_row: str = "fail",
         say: Callable[[str], None] = print,
-    ):
-        self.journal = journal
-        self.source = source
-        self.render = render
-        self.say = say
-        self.skip_bad_rows = on_bad_row == "skip"
+        gate: Gate,
+        steps_per_rollout: int = 1,
+        reward_key: str | None = None,
+        rows: int | None = None,
+        unfit: Callable[[list[Sample]], dict[str, list[int]]] = _all_fit,
+        shape: Callable[[list[Group]], list[Sample]] | None = None,
+    ) -> None:
+        """``folder``: the phase's. ``rows``: of the model's embedding. ``unfit``: trajectories that a batch must not
+        have, by reason. ``shape``: makes the samples of the chosen groups (users' functions)."""
+        self._journal = journal
+        self.folder = folder
         self.samples_per_prompt = samples_per_prompt
-        self.shuffle = shuffle
-        self.seed = seed
-        recovery = journal.recover()
-        self.recovery = recovery
-        cursor = recovery.cursor or {"epoch": 0, "position": 0, "skipped": 0}
-        self.epoch = cursor["epoch"]
-        self.position = cursor["position"]
-        self.skipped = cursor["skipped"]
-        kinds = {name.removeprefix(KIND): count for name, count in cursor.items() if name.startswith(KIND)}
-        self.skipped_by_kind = collections.Counter(kinds)
+        self.gate = gate
+        self.steps_per_rollout = steps_per_rollout
+        self._reward_key = reward_key
+        self._rows = rows
+        self._unfit = unfit
+        self._shape = shape
+        self.recovery = recovery = journal.recover()
+        self.prompts = Prompts(
+            source, recovery.cursor, shuffle=shuffle, seed=seed, render=render, on_bad_row=on_bad_row, say=say
+        )
+        self._cursor_before = self.prompts.cursor
         self._next_group = recovery.next_group_index
         self._next_sample = recovery.next_sample_index
-        self._order: tuple[int, np.ndarray] | None = None
-        self._open = [self._reopen(g) for g in recovery.groups]
+        self._in_flight: dict[int, Group] = {}
+        self._waiting: dict[int, Group] = {}
+        self._dropped: collections.Counter[str] = collections.Counter()
+        """Trajectories that were dropped since the last batch, by reason."""
+        committed = recovery.committed.rollout_id if recovery.committed else -1
+        self._next_rollout = max([committed, *recovery.replay]) + 1
+        self._returned = {group.group_index: self._reopened(group) for group in recovery.groups}
+
+    def close(self) -> None:
+        self._journal.close()
+
+    # -- what it holds -------------------------------------------------------------------------------------------------
 
     @property
-    def cursor(self) -> dict[str, int]:
-        kinds = {f"{KIND}{kind}": count for kind, count in self.skipped_by_kind.items()}
-        return {"epoch": self.epoch, "position": self.position, "skipped": self.skipped, **kinds}
+    def waiting(self) -> int:
+        """Groups that are finished and can be taken."""
+        return len(self._waiting)
 
-    def _reopen(self, group) -> Group:
-        rendered = self.render(group.row)
-        pending = [self._sample(i, group.group_index, group.row, rendered) for i in group.pending]
-        return Group(group.group_index, group.row, rendered, list(group.finished), pending)
+    @property
+    def skipped(self) -> int:
+        return self.prompts.skipped
 
-    def _sample(self, index: int, group: int, row: PromptRow, rendered) -> Sample:
-        return Sample(
-            index=index, group_index=group, prompt=rendered.text, label=row.label, metadata=dict(row.metadata)
-        )
+    @property
+    def skipped_by_kind(self) -> collections.Counter[str]:
+        return self.prompts.skipped_by_kind
 
-    def lease(self, count: int, rollout_id: int) -> list[Group]:
-        """``count`` groups to work on, in the journal before they are returned."""
-        groups = self._open[:count]
-        self._open = self._open[count:]
-        again = [s.index for g in groups for s in g.pending]
-        if again:
-            self.journal.resume(again, rollout_id)
-        fresh = [self._deal() for _ in range(count - len(groups))]
+    def rollouts_of(self, step: int) -> int:
+        """How many rollouts the weights of an optimizer step were trained on."""
+        return step // self.steps_per_rollout
+
+    def room(self, version: int) -> int:
+        """How many groups may be leased now, for engines whose weights were trained on ``version`` rollouts: returned
+        ones that have tokens, and others as far as every group can still be trained in time."""
+        aged = sum(group.leased_at is not None for group in self._returned.values())
+        may = self.gate.may_deal(version, self._next_rollout, self._deadlines())
+        return min(aged + may, sys.maxsize)
+
+    def _deadlines(self) -> list[int | None]:
+        return [self._deadline(group) for group in self._outstanding() if group.leased_at is not None]
+
+    def _outstanding(self) -> list[Group]:
+        return [*self._in_flight.values(), *self._waiting.values(), *self._returned.values()]
+
+    def _deadline(self, group: Group) -> int | None:
+        return None if group.leased_at is None else self.gate.deadline(group.leased_at)
+
+    # -- groups go out -------------------------------------------------------------------------------------------------
+
+    def lease(self, count: int, *, version: int) -> list[Group]:
+        """``count`` groups to work on, in the journal before they are returned. Returned ones come first, by deadline.
+        ``version``: rollouts that the engines' weights were trained on."""
+        order = sorted(self._returned.values(), key=lambda g: (_last_if_none(self._deadline(g)), g.index))
+        again = order[:count]
+        if pending := [sample.index for group in again for sample in group.pending]:
+            self._journal.resume(pending, self._next_rollout, version)
+        fresh = [self._deal() for _ in range(count - len(again))]
         if fresh:
-            rows = [(g.index, g.row, self.epoch, [s.index for s in g.pending]) for g in fresh]
-            self.journal.lease(rows, self.cursor, rollout_id)
-        groups += fresh
-        for group in groups:
+            rows = [(g.index, g.row, self.prompts.epoch, [s.index for s in g.pending]) for g in fresh]
+            self._journal.lease(rows, self.prompts.cursor, self._next_rollout, version)
+        for group in (*again, *fresh):
+            self._returned.pop(group.index, None)
+            self._in_flight[group.index] = group
+            if group.leased_at is None:
+                group.leased_at = version
             for sample in group.pending:
-                sample.rollout_id = rollout_id
-        return groups
-
-    def give_back(self, groups: list[Group]) -> None:
-        """Finished groups that this rollout did not need; the next lease starts with them."""
-        self._open = [*groups, *self._open]
-
-    def drop_batch(self, rollout_id: int) -> int:
-        """Drops what an earlier attempt batched and never committed; how many executions. The rollout is made anew."""
-        indices = self.recovery.replay.pop(rollout_id, ())
-        self.journal.drop(indices, "drop_rollouts")
-        return len(indices)
+                sample.rollout_id = self._next_rollout
+        return again + fresh
 
     def _deal(self) -> Group:
-        row, rendered = self._next_row()
+        row, rendered = self.prompts.next()
         group = self._next_group
-        self._next_group = self._next_group + 1
+        self._next_group += 1
         first = self._next_sample
-        self._next_sample = self._next_sample + self.samples_per_prompt
-        pending = [self._sample(i, group, row, rendered) for i in range(first, self._next_sample)]
+        self._next_sample += self.samples_per_prompt
+        pending = [_sample(i, group, row, rendered) for i in range(first, self._next_sample)]
         return Group(group, row, rendered, [], pending)
 
-    def _next_row(self):
-        for _ in range(len(self.source) + 1):
-            if self.position >= len(self.source):
-                self.epoch = self.epoch + 1
-                self.position = 0
-            row = self.source[self._index()]
-            self.position += 1
-            rendered = self._rendered(row)
-            if rendered is not None:
-                return row, rendered
-            self.skipped += 1
-        reasons = ", ".join(f"{n} {kind}" for kind, n in self.skipped_by_kind.items())
-        raise DataError(
-            f"{self.source.name}: none of its {len(self.source)} rows can be used: {reasons}",
-            "raise --rollout-max-prompt-len or choose other data",
+    def _reopened(self, found: OpenGroup) -> Group:
+        """A group that an earlier attempt left open, with all that it had."""
+        rendered = self.prompts.render(found.row)
+        kept = found.partial
+        group = Group(
+            found.group_index,
+            found.row,
+            rendered,
+            list(found.finished),
+            [kept[i][0] if i in kept else _sample(i, found.group_index, found.row, rendered) for i in found.pending],
+            {i: siblings for i, siblings in kept.items() if len(siblings) > 1},
         )
+        group.leased_at = found.leased_at
+        return group
 
-    def _rendered(self, row: PromptRow):
-        """None for a row that is passed over."""
-        try:
-            rendered = self.render(row)
-        except RowError as error:
-            if not self.skip_bad_rows:
-                raise
-            if error.kind not in self.skipped_by_kind:
-                self.say(f"passed over, the first of its kind ({error.kind}): {error.message}")
-            self.skipped_by_kind[error.kind] += 1
+    # -- groups come back ----------------------------------------------------------------------------------------------
+
+    def generated(self, group: Group, samples: list[Sample]) -> None:
+        """Generation of these ended, their rewards are to come: a kill does not lose them."""
+        made = {i: siblings for i, siblings in executions(samples).items() if all(map(_storable, siblings))}
+        if not made:
+            return
+        self._journal.generated([sample for siblings in made.values() for sample in siblings])
+        group.pending = [made[s.index][0] if s.index in made else s for s in group.pending]
+        group.partial |= {index: siblings for index, siblings in made.items() if len(siblings) > 1}
+
+    def finish(self, group: Group, samples: list[Sample], failed: dict[int, str]) -> None:
+        """Rewarded samples of the group, all siblings of a trajectory at once, and why others are dropped."""
+        self._journal.finish(samples)
+        group.finished = sorted([*group.finished, *samples], key=lambda s: (s.index, s.part))
+        self._drop(failed)
+        done = {*failed, *(sample.index for sample in samples)}
+        group.pending = [sample for sample in group.pending if sample.index not in done]
+        group.partial = {i: siblings for i, siblings in group.partial.items() if i not in done}
+        if not group.finished and not group.pending:
+            self._in_flight.pop(group.index, None)
+
+    def accept(self, group: Group) -> None:
+        """All of the group is finished and to be trained: it waits here for a rollout."""
+        self._waiting[group.index] = self._in_flight.pop(group.index)
+
+    def reject(self, group: Group, reason: str) -> None:
+        """Nothing of the group is to be trained."""
+        self._drop(dict.fromkeys(executions(group.samples), reason))
+        group.finished = []
+        for place in (self._in_flight, self._waiting, self._returned):
+            place.pop(group.index, None)
+
+    def release(self, group: Group, *, keep: bool) -> None:
+        """An unfinished group is to be dealt again. ``keep``: with what was generated of it; otherwise its unfinished
+        trajectories begin anew."""
+        kept = [s for s in group.pending if keep and s.response_length]
+        if kept:
+            self._journal.release([x for s in kept for x in group.partial.get(s.index, [s])])
+        gone = {s.index for s in group.pending} - {s.index for s in kept}
+        if gone:
+            self._journal.restart(gone)
+        group.partial = {i: siblings for i, siblings in group.partial.items() if i not in gone}
+        group.pending = [
+            _sample(s.index, group.index, group.row, group.rendered) if s.index in gone else s for s in group.pending
+        ]
+        if not any(sample.response_length for sample in group.samples):
+            group.leased_at = None  # it has nothing, and so no age
+        self._in_flight.pop(group.index, None)
+        self._returned[group.index] = group
+
+    def _drop(self, reasons: dict[int, str]) -> None:
+        by_reason: dict[str, list[int]] = collections.defaultdict(list)
+        for index, reason in reasons.items():
+            by_reason[reason].append(index)
+        for reason, indices in by_reason.items():
+            self._journal.drop(indices, reason)
+            self._dropped[reason] += len(indices)
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def choose(self, rollout_id: int) -> Chosen | None:
+        """The groups of a rollout; None when too few are finished, or when one in flight must be among them."""
+        self._next_rollout = rollout_id
+        self._leave_out_what_is_too_late()
+        finished = [(self._deadline(group), index) for index, group in self._waiting.items()]
+        others = [*self._in_flight.values(), *(g for g in self._returned.values() if g.leased_at is not None)]
+        indices = self.gate.choose(finished, [self._deadline(group) for group in others], rollout_id)
+        if indices is None:
             return None
-        if rendered is None:
-            self.skipped_by_kind["too_long"] += 1
-        return rendered
+        self._next_rollout = rollout_id + 1
+        return self._chosen(rollout_id, [self._waiting.pop(index) for index in sorted(indices)])
 
-    def _index(self) -> int:
-        if not self.shuffle:
-            return self.position
-        if self._order is None or self._order[0] != self.epoch:
-            self._order = (self.epoch, np.random.default_rng([self.seed, self.epoch]).permutation(len(self.source)))
-        return int(self._order[1][self.position])
+    def supervised(self, rollout_id: int, groups: list[Group]) -> Chosen:
+        """Groups that were leased and finished for this rollout."""
+        for group in groups:
+            self._in_flight.pop(group.index)
+        self._next_rollout = rollout_id + 1
+        return self._chosen(rollout_id, groups)
+
+    def _chosen(self, rollout_id: int, groups: list[Group]) -> Chosen:
+        cursors = batches.Cursors(self._cursor_before, self.prompts.cursor)
+        self._cursor_before = cursors.after
+        dropped, self._dropped = self._dropped, collections.Counter()
+        return Chosen(rollout_id, groups, dropped, cursors)
+
+    def _leave_out_what_is_too_late(self) -> None:
+        """Nothing, unless a resume has lowered the bound or a batch was dropped."""
+        idle = [*self._waiting.values(), *self._returned.values()]
+        aged = [(self._deadline(group), group.index) for group in idle if group.leased_at is not None]
+        late = {*self.gate.too_late(aged, self._next_rollout)}
+        for group in idle:
+            if group.index in late:
+                self.reject(group, "stale")
+
+    def make(self, chosen: Chosen) -> Batch:
+        """The batch, durable and BATCHED. Blocks for as long as the disk takes. DataError when nothing is left to
+        train."""
+        if self._shape is not None:
+            samples = self._shape(chosen.groups)
+        else:
+            samples = [sample for group in chosen.groups for sample in group.finished]
+        samples = self._fitting(samples, chosen.dropped)
+        made = batches.new(
+            self.folder,
+            chosen.rollout_id,
+            samples,
+            groups=len(chosen.groups),
+            dropped=chosen.dropped,
+            cursors=chosen.cursors,
+            reward_key=self._reward_key,
+        )
+        self._journal.batched(list(executions(samples)), chosen.rollout_id)
+        return made
+
+    def _fitting(self, samples: list[Sample], dropped: collections.Counter[str]) -> list[Sample]:
+        """Without trajectories that lack what others have, or that ``unfit`` names; they are dropped, with the
+        reason."""
+        unfit = batches.unlike_the_others(samples)
+        gone = {index for indices in unfit.values() for index in indices}
+        unfit |= self._unfit([sample for sample in samples if sample.index not in gone])
+        for reason, indices in unfit.items():
+            if indices:
+                self._journal.drop(indices, reason)
+                dropped[reason] += len(indices)
+        gone = {index for indices in unfit.values() for index in indices}
+        samples = [sample for sample in samples if sample.index not in gone]
+        if not any(sample.trained for sample in samples):
+            raise DataError(
+                f"the rollout left no token to train on: {len(samples)} samples, dropped {dict(dropped)}",
+                "look at the reasons (slime trace ledger) and at the samples' loss masks",
+            )
+        return samples
+
+    def replay(self, rollout_id: int) -> Batch | None:
+        """The batch that an earlier attempt made of this rollout and did not commit; None when there is none."""
+        indices = self.recovery.replay.get(rollout_id)
+        if not indices:
+            return None
+        return batches.again(self.folder, rollout_id, indices, rows=self._rows, reward_key=self._reward_key)
+
+    def drop_batch(self, rollout_id: int) -> int:
+        """Drops what an earlier attempt batched and never committed; how many trajectories. The rollout is made
+        anew."""
+        indices = self.recovery.replay.pop(rollout_id, ())
+        self._journal.drop(indices, "drop_rollouts")
+        return len(indices)
+
+    # -- commits, and what a phase keeps -------------------------------------------------------------------------------
+
+    def commit(self, steps: Iterable[Any], checkpoint: str) -> None:
+        """The trajectories of ``steps`` (:class:`slime_cli.loop.saving.Step`) are TRAINED: the checkpoint is
+        durable."""
+        self._journal.commit(steps=[dataclasses.astuple(step) for step in steps], checkpoint=checkpoint)
+
+    def commits(self) -> Sequence[Commit]:
+        return self._journal.commits()
+
+    def ledger(self) -> Ledger:
+        return self._journal.ledger()
+
+    def line(self, rollout_id: int, values: dict[str, Any]) -> None:
+        """The metrics of a rollout, over what they were before."""
+        self._journal.line(rollout_id, values)
+
+    @property
+    def state(self) -> PhaseState:
+        get = self._journal.get
+        finished = get("finished")
+        if finished is True:  # as journals of an older slime say it
+            commits = self.commits()
+            finished = commits[-1].rollout_id + 1 if commits else 0
+        return PhaseState(get("seconds", 0.0), finished or None, get("stopped"), get("saving"))
+
+    def put_state(self, **values: float | int) -> None:
+        """Fields of :class:`PhaseState`."""
+        for name, value in values.items():
+            self._journal.put(name, value)
+
+
+def _sample(index: int, group: int, row: PromptRow, rendered: Any) -> Sample:
+    return Sample(index=index, group_index=group, prompt=rendered.text, label=row.label, metadata=dict(row.metadata))
+
+
+def _storable(sample: Sample) -> bool:
+    """A reward that the generate function gave is judged only later."""
+    return sample.reward is None or (isinstance(sample.reward, int | float | dict) and not unstorable(sample.reward))
+
+
+def _last_if_none(deadline: int | None) -> int:
+    return sys.maxsize if deadline is None else deadline

@@ -7,6 +7,7 @@ through the pipe of a reward worker. Callers: prompt sources, samples, hooks, re
 finds nothing wrong with, all of these take.
 """
 
+import dataclasses
 import json
 from typing import Any
 
@@ -48,3 +49,14 @@ def unstorable(value: Any) -> str | None:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return str(error)
     return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RewardFailure:
+    """Why a sample has no reward: a value, not an exception, so that its siblings go on."""
+
+    kind: str
+    """``timeout``, ``error`` (it raised), ``crash`` (the worker died) or ``bad_value``."""
+    detail: str
+    trace: str = ""
+    """What it raised, with the lines of the user's code."""

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime_cli import processes
-from slime_cli.buffer.batch import TrainBatch
 from slime_cli.cluster import join
 from slime_cli.cluster.learner import Learner
 from slime_cli.cluster.trainer_actor import TrainerRank
@@ -22,7 +21,6 @@ from slime_cli.hardware import device as hardware
 from slime_cli.manifests import layout
 from slime_cli.options.resolve import Resolved
 from slime_cli.serving.engine import Engine, EngineSpec
-from slime_cli.training.settings import Settings
 
 
 class PlacedEngine(Engine):
@@ -108,9 +106,6 @@ class Cluster:
     def start_learner(self) -> Learner:
         return Learner(self.ray, self._start_ranks())
 
-    def start_trainers(self) -> "Trainers":
-        return Trainers(self.ray, self._start_ranks())
-
     def _start_ranks(self) -> list[Any]:
         remote = self.ray.remote(num_cpus=0.5, max_restarts=0)(TrainerRank)
         return [
@@ -119,27 +114,6 @@ class Cluster:
             )
             for i in range(self.ranks)
         ]
-
-
-class Trainers(Learner):
-    """The learner by the names that ``loop/phase.py`` and ``loop/saving.py`` call so far."""
-
-    def begin_stage(
-        self, argv: list[str], settings: Settings, model: str, critic_argv: list[str] | None = None
-    ) -> dict[str, Any]:
-        return dataclasses.asdict(self.begin(argv, settings, model, critic_argv))
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        if method == "remove":
-            return self.remove(*arguments)
-        answers = self._get([getattr(rank, method).remote(*arguments) for rank in self.ranks])
-        return next((a for a in answers if a is not None), None)
-
-    def train(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, batch: TrainBatch, fresh: bool = True
-    ) -> dict[str, float]:
-        """``fresh`` is not asked: the trainer sees from the batch whose tokens its own weights wrote."""
-        return super().train(batch).metrics
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_cli import disk
-from slime_cli.buffer.batch import TrainBatch
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.errors import EngineError, SlimeError
 from slime_cli.training.settings import Settings
 

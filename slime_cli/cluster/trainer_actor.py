@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from slime_cli import disk, manifests, processes
-from slime_cli.buffer.batch import TrainBatch
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.cluster.learner import Begun, Trained
 from slime_cli.manifests import layout
 from slime_cli.training.settings import Settings

@@ -217,12 +217,12 @@ def _starts(resolved: Resolved, each: list[Resolved], run_dir: pathlib.Path) -> 
 def _folders(resolved: Resolved, run_dir: pathlib.Path, instead: Say | None) -> None:
     """Nothing is in the way of what the run writes. Changes nothing. With ``instead``, that is told why not."""
     from slime_cli.loop import attempts as folders
-    from slime_cli.loop import saving
+    from slime_cli.loop import targets
 
     try:
         disk.nothing_in_the_way(run_dir, "--run-dir")
         for _, options, folder in folders.stages(resolved, run_dir):
-            saving.check_folders(options.slime, folder, run_dir, disk.nothing_in_the_way)
+            targets.check_folders(options.slime, folder, run_dir, disk.nothing_in_the_way)
     except UsageError as error:
         if instead is None:
             raise

@@ -64,12 +64,12 @@ def _train(
     extending.reopen(stages, run_dir, rollouts, screen.say)
     resuming.prepare(stages, run_dir, screen.say)
 
-    from slime_cli.run import Conductor
+    from slime_cli.run import Run
     from slime_cli.tracing import report
 
-    conductor = Conductor(resolved, run_dir, screen, rollouts)
+    run = Run(resolved, run_dir, screen, rollouts)
     try:
-        summary = conductor.run(lambda phases: report.summarize(run_dir, phases, conductor.endpoint))
+        summary = run.run(lambda phases: report.summarize(run_dir, phases, run.endpoint))
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; what was committed is in {run_dir}", "the same command resumes") from None
     report.show(screen.console, run_dir, summary)
@@ -88,18 +88,18 @@ def _check_disks(resolved: Resolved, run_dir: pathlib.Path) -> list[str]:
     """Tries every folder that the run writes to; warnings about the room there."""
     from slime_cli import disk
     from slime_cli.loop import attempts as folders
-    from slime_cli.loop import saving
+    from slime_cli.loop import targets
     from slime_cli.models import tiny
 
     disk.writable(run_dir, "--run-dir")
     stages = folders.stages(resolved, run_dir)
     for _, options, folder in stages:
-        saving.check_folders(options.slime, folder, run_dir)
+        targets.check_folders(options.slime, folder, run_dir)
     model = resolved.slime.hf_checkpoint
     if model.startswith(tiny.PREFIX):
         return []
     config = preflight.config(model)
-    return disk.short_of_room(need for stage in stages for need in saving.room(*stage, run_dir, config))
+    return disk.short_of_room(need for stage in stages for need in targets.room(*stage, run_dir, config))
 
 
 def _dry_run(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], verbose: bool) -> int:

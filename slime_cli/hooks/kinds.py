@@ -35,6 +35,17 @@ def load(path: str, kind: str) -> Callable[..., Any]:
     return function
 
 
+def reward_path(sample: Sample, args: Any) -> str | None:
+    """The path of the user's reward function for this sample, if any."""
+    return named(sample, "custom_rm_path") or args.custom_rm_path
+
+
+def named(sample: Sample, key: str) -> Any:
+    """What the row itself asks for; a value that is no text never names anything, and is shown as it is written."""
+    value = sample.metadata.get(key)
+    return value if value is None or isinstance(value, str) else repr(value)
+
+
 def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
     """What the generate function ``where`` returned for ``leased``: a Sample, or the list it fanned out into (maybe
     empty).

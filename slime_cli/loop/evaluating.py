@@ -1,4 +1,4 @@
-"""The evaluations of a stage: each is done once and lies in ``STAGE/eval/STEP.json``. :class:`slime_cli.loop.phase.Stage`
+"""The evaluations of a phase: each is done once and lies in ``PHASE/eval/STEP.json``. :class:`slime_cli.loop.phase.Phase`
 owns them.
 
 An attempt that finds the file of a step does not evaluate that step again.
@@ -24,26 +24,26 @@ Render = Callable[[PromptRow], Rendered | None]
 
 
 class Evaluations:
-    """``conductor`` waits for them and shows how far they are; ``s``: slime's options by dest."""
+    """``shared`` has the tracer and the screen; ``s``: slime's options by dest."""
 
-    def __init__(self, name: str, s: SlimeOptions, folder: pathlib.Path, conductor: Any):
+    def __init__(self, name: str, s: SlimeOptions, folder: pathlib.Path, shared: Any) -> None:
         self.name = name
         self.s = s
         self.folder = folder
-        self.conductor = conductor
+        self.shared = shared
 
-    def run(self, step: int, version: str | None, generator: Generator, render: Render) -> None:
+    async def run(self, step: int, version: str | None, generator: Generator, render: Render) -> None:
         """All sets of ``--eval-prompt-data``, answered by the weights of ``step``."""
         sets = evaluation_sets(self.s)
         path = layout.evaluation(self.folder, step)
         if not sets or path.exists():
             return
         results = []
-        with self.conductor.tracer.span("eval", step=step):
+        with self.shared.tracer.span("eval", step=step):
             for (name, _), source in zip(sets, evaluations_of(self.s), strict=True):
-                with self.conductor.screen.progress(f"evaluating {name}", len(source)) as advance:
+                with self.shared.screen.progress(f"evaluating {name}", len(source)) as advance:
                     job = evaluate(name, source, generator, lambda row: self._rendered(row, render), advance)
-                    results.append(self.conductor.wait(job))
+                    results.append(await job)
         manifests.write_json(path, {"step": step, "weight_version": version, "results": results})
         for result in results:
             self._tell(step, result, generator)
@@ -59,7 +59,7 @@ class Evaluations:
         except RowError as error:
             if self.s.on_bad_row != "skip":
                 raise
-            self.conductor.screen.say(f"evaluation leaves out {error.message}")
+            self.shared.screen.say(f"evaluation leaves out {error.message}")
             return None
 
     def _tell(self, step: int, result: dict[str, Any], generator: Generator) -> None:
@@ -68,4 +68,4 @@ class Evaluations:
         failed = f"; {lost.total()} of {result['executions']} answers failed and count 0: {reasons}" if lost else ""
         left = f"; {result['left_out']} rows are left out" if result["left_out"] else ""
         found = f"reward {result['reward_mean']:.3f} over {result['prompts']} prompts"
-        self.conductor.screen.say(f"{self.name}: {result['dataset']} at step {step}: {found}{left}{failed}")
+        self.shared.screen.say(f"{self.name}: {result['dataset']} at step {step}: {found}{left}{failed}")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from slime_cli import manifests
 from slime_cli.buffer.journal import Commit, Journal, Rollback
 from slime_cli.errors import DataError
-from slime_cli.loop import saving
+from slime_cli.loop import targets
 from slime_cli.loop.attempts import StageOf
 from slime_cli.manifests import checkpoints, layout, pickles
 from slime_cli.options.groups import SlimeOptions
@@ -41,7 +41,7 @@ def start(s: SlimeOptions, say: Say) -> str | None:
 
 def needs_start(s: SlimeOptions, commits: Sequence[Commit]) -> bool:
     """The weights that the stage begins with are needed: it has not committed, or they are its reference for good."""
-    kept = Settings.from_options(s).reference and not (s.load and s.ref_load) and saving.reference(s, commits) is None
+    kept = Settings.from_options(s).reference and not (s.load and s.ref_load) and targets.reference(s, commits) is None
     return not commits or kept
 
 
@@ -57,11 +57,11 @@ def check_starts(stages: Sequence[StageOf], run_dir: pathlib.Path) -> None:
             else contextlib.nullcontext() as journal
         ):
             commits = journal.commits() if journal else []
-            saving.refuse_others(saving.root(s, folder, run_dir), journal)
+            targets.refuse_others(targets.root(s, folder, run_dir), journal)
         if number == 0 and needs_start(s, commits):
             _safe(start(s, lambda text: None))
         settings = Settings.from_options(s)
-        if settings.reference and s.load and s.ref_load and saving.reference(s, commits) is None:
+        if settings.reference and s.load and s.ref_load and targets.reference(s, commits) is None:
             _safe(checkpoints.complete(s.ref_load))
         if settings.use_opd and s.opd_teacher_load:
             _safe(checkpoints.complete(s.opd_teacher_load))

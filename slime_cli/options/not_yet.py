@@ -125,12 +125,6 @@ def _read(text: str) -> dict[str, str]:
 NOT_YET: dict[str, str] = _read(_TEXT)
 """Flag -> what to do instead."""
 
-NOT_WIRED: dict[str, str] = {
-    "--schedule": "leave it out: generation and training take turns",
-    "--max-staleness": "leave it out: generation and training take turns",
-    "--in-flight": "leave it out: answers under way are finished before the next rollout",
-    "--partial-rollout": "leave it out: answers under way are finished before the next rollout",
-    "--mask-offpolicy-in-partial-rollout": "leave it out: answers under way are finished before the next rollout",
-}
+NOT_WIRED: dict[str, str] = {}
 """Flags of options that are declared and that nothing reads yet -> what to do instead. Whoever wires one takes its line
 out."""

@@ -21,7 +21,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from slime_cli import processes
-from slime_cli.rewards.pool_messages import RewardFailure, decode, encode
+from slime_cli.buffer.values import RewardFailure
+from slime_cli.rewards.pool_messages import decode, encode
 
 MAX_CHUNK = 64
 CHUNK_SECONDS = 0.05

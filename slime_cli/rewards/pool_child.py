@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from slime_cli.buffer.values import NotPlain, plain
+from slime_cli.buffer.values import NotPlain, RewardFailure, plain
 from slime_cli.errors import SlimeError
 from slime_cli.hooks import raised
 from slime_cli.processes import die_with
-from slime_cli.rewards.pool_messages import LENGTH, RewardFailure, encode
+from slime_cli.rewards.pool_messages import LENGTH, encode
 
 IMMUTABLE = ("index", "group_index", "part")
 

@@ -1,22 +1,10 @@
 """What a reward pool and its workers send each other: a 4-byte length and a pickle."""
 
-import dataclasses
 import pickle
 import struct
 from typing import Any
 
 LENGTH = struct.Struct("<I")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RewardFailure:
-    """Why a sample has no reward: a value, not an exception, so that its siblings go on."""
-
-    kind: str
-    """``timeout``, ``error`` (it raised), ``crash`` (the worker died) or ``bad_value``."""
-    detail: str
-    trace: str = ""
-    """What it raised, with the lines of the user's code."""
 
 
 def encode(message: Any) -> bytes:

@@ -10,21 +10,20 @@ with ``--group-rm``, whose function sees it and has the last word.
 
 import asyncio
 import collections
-import ipaddress
 import json
 import math
 import pickle
 import random
-import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
+from slime_cli.addresses import is_local
 from slime_cli.buffer.types import Sample, Status
-from slime_cli.buffer.values import NotPlain, plain, unstorable
+from slime_cli.buffer.values import NotPlain, RewardFailure, plain, unstorable
 from slime_cli.errors import SlimeError
+from slime_cli.hooks import kinds as hooks
 from slime_cli.rewards import graders
 from slime_cli.rewards.pool import Work, WorkerPool
-from slime_cli.rewards.pool_messages import RewardFailure
 
 __all__ = ["RewardFailure", "RewardPool"]
 
@@ -33,17 +32,6 @@ GRADE = Work("grade")
 REMOTE_TRIES = 4
 REMOTE_BACKOFF = 0.5
 REMOTE_IN_FLIGHT = 64
-
-
-def custom_path(sample: Sample, args: Any) -> str | None:
-    """The user's function for this sample, if any."""
-    return _named(sample, "custom_rm_path") or args.custom_rm_path
-
-
-def _named(sample: Sample, key: str) -> Any:
-    """What the row itself asks for; a value that is no text never names anything, and is shown as it is written."""
-    value = sample.metadata.get(key)
-    return value if value is None or isinstance(value, str) else repr(value)
 
 
 def checked_reward(value: Any, key: str | None, needs_key: bool = True) -> Reward | RewardFailure:
@@ -130,7 +118,7 @@ class RewardPool:
         self, samples: list[Sample], args: Any, stops: Sequence[str] = (), evaluation: bool = False
     ) -> list[Reward | RewardFailure]:
         """Rewards of a group, one per sample and in order. With ``group_rm`` the function sees the whole group."""
-        paths = [*dict.fromkeys(custom_path(sample, args) for sample in samples)]
+        paths = [*dict.fromkeys(hooks.reward_path(sample, args) for sample in samples)]
         path = paths[0] if paths else None
         if not args.group_rm or not samples or paths == [None]:
             return list(await asyncio.gather(*(self.score(sample, args, stops, evaluation) for sample in samples)))
@@ -148,13 +136,13 @@ class RewardPool:
 
     async def _outcome(self, sample: Sample, args: Any, stops: Sequence[str]) -> Any:
         """``([value], [changed fields])`` or a failure."""
-        path = custom_path(sample, args)
+        path = hooks.reward_path(sample, args)
         if sample.reward is not None:
             outcome = plain(sample.reward), {}
         elif path:
             outcome = await self.workers.submit(Work("reward", path), pickle.dumps(sample.to_dict()), args)
         else:
-            rm_type = _named(sample, "rm_type") or args.rm_type
+            rm_type = hooks.named(sample, "rm_type") or args.rm_type
             if not rm_type:
                 return RewardFailure(
                     "error", "no reward is set: pass --rm-type or --custom-rm-path, or metadata['rm_type']"
@@ -201,16 +189,6 @@ class RewardPool:
         if isinstance(result, RewardFailure):
             self.failures[result.kind] += 1
         return result
-
-
-def is_local(url: str) -> bool:
-    """Loopback and private addresses, which a proxy from the environment must not be asked for."""
-    host = urllib.parse.urlsplit(url).hostname or ""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost" or "." not in host or host.endswith((".local", ".internal"))
-    return address.is_loopback or address.is_private or address.is_link_local
 
 
 class RemoteRewards:

@@ -1,40 +1,69 @@
-"""Asks the router's engines for samples: bounded in flight, every answer checked at the boundary."""
+"""Asks the router's engines for samples: bounded in flight, stopped and let on while weights change.
+
+One a run; generation, evaluation and users' functions (through :mod:`slime_cli.hooks`) share it. Invariants: no request
+is sent while the engines' weights change; whoever changes them knows that none is left, or that all stand still; a
+request that this run aborted is told from one that failed.
+"""
 
 import asyncio
-import base64
 import collections
+import contextlib
+import contextvars
+import enum
+import json
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import aiohttp
 
-from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import EngineError
 
 RETRIES = 20
-_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+
+_in_call: contextvars.ContextVar[bool] = contextvars.ContextVar("in_call", default=False)
+"""Whether this code is inside a call of a user's generate function."""
+
+
+class Hold(enum.Enum):
+    """What must wait until :meth:`RouterClient.let_on`."""
+
+    NOTHING = "nothing"
+    CALLS = "calls"
+    """New requests of slime's own, and new calls of users' functions; requests inside such a call pass, so that it can
+    end."""
+    REQUESTS = "requests"
+    """Every new request."""
 
 
 class RouterClient:
-    """One for a run. ``alive`` is asked before a retry, so that a dead fleet ends a run at once instead of a retry
-    storm."""
+    """``alive`` is asked before a retry, so that a dead fleet ends a run at once instead of a retry storm."""
 
-    def __init__(self, router_url: str, in_flight: int, alive=lambda: None):
+    def __init__(
+        self, router_url: str, in_flight: int, alive: Callable[[], object] = lambda: None, *, streams: bool = False
+    ) -> None:
+        """``streams``: answers come token by token, each with the weight version that wrote it."""
         self.url = router_url
         self.alive = alive
         self.in_flight = in_flight
+        self.streams = streams
         # aiohttp, not httpx: httpx's pool looks at every connection for every request, which at hundreds in flight took
         # more time than the engine. It never reads proxy variables unless asked to.
         self._http: aiohttp.ClientSession | None = None
         self.slots = asyncio.Semaphore(in_flight)
         self.retries = 0
+        self.aborts = 0
+        """How often this run aborted what was in flight."""
         self.engines: Callable[[], list[str]] | None = None
         """Set, requests go to the engines themselves: the router passes on the fields that it knows (0.3.2), and
         ``return_routed_experts`` is not among them."""
         self._engines: list[str] | None = None
-        """Of the last look; taken anew after a request that failed."""
+        """What :attr:`engines` answered last; asked again after a request that failed."""
         self._asked: collections.Counter[str] = collections.Counter()
+        self._hold = Hold.NOTHING
+        self._requests = 0
+        self._calls = 0
+        self._changed = asyncio.Condition()
 
     def address(self) -> tuple[str, int]:
         """Host and port of the router, as users' functions put them into ``http://HOST:PORT``."""
@@ -45,86 +74,147 @@ class RouterClient:
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
+            self._http = None
+
+    # -- while the weights change ---------------------------------------------------------------------------------
+
+    async def hold(self, what: Hold) -> None:
+        """From now on ``what`` waits; what is in flight is left alone."""
+        self._hold = what
+
+    async def let_on(self) -> None:
+        self._hold = Hold.NOTHING
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def idle(self, what: Hold) -> None:
+        """Waits until nothing of the kind that ``what`` holds is in flight."""
+        async with self._changed:
+            if what is Hold.CALLS:
+                await self._changed.wait_for(lambda: not self._requests and not self._calls)
+            else:
+                await self._changed.wait_for(lambda: not self._requests)
+
+    @contextlib.asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Around a call of a user's generate function, which may ask the engines in its own way."""
+        await self._admitted(lambda: self._hold is Hold.NOTHING)
+        self._calls += 1
+        token = _in_call.set(True)
+        try:
+            yield
+        finally:
+            _in_call.reset(token)
+            self._calls -= 1
+            await self._tell()
+
+    @contextlib.asynccontextmanager
+    async def _request(self) -> AsyncIterator[None]:
+        inside = _in_call.get()
+        async with self.slots:
+            await self._admitted(lambda: self._hold is Hold.NOTHING or (inside and self._hold is Hold.CALLS))
+            self._requests += 1
+            try:
+                yield
+            finally:
+                self._requests -= 1
+                await self._tell()
+
+    async def _admitted(self, admits: Callable[[], bool]) -> None:
+        if not admits():
+            async with self._changed:
+                await self._changed.wait_for(admits)
+
+    async def _tell(self) -> None:
+        if self._hold is not Hold.NOTHING:
+            async with self._changed:
+                self._changed.notify_all()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def generate(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """POST /generate; a list of answers also for one sample. Raises EngineError when the engines cannot answer."""
+
+        async def read(answer: aiohttp.ClientResponse) -> list[dict[str, Any]]:
+            found = await answer.json()
+            return found if isinstance(found, list) else [found]
+
+        return await self._asked_for(body, read)
+
+    async def stream(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The pieces of one sample's answer, in order, each as :meth:`generate` would answer it: ``output_ids`` and
+        log-probabilities of its own tokens alone, with the ``weight_version`` that wrote them."""
+
+        async def read(answer: aiohttp.ClientResponse) -> list[dict[str, Any]]:
+            pieces: list[dict[str, Any]] = []
+            done = 0
+            async for line in answer.content:
+                if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                    piece = json.loads(data)
+                    if "error" in piece:
+                        raise EngineError(f"{answer.url}: {piece['error']}")
+                    pieces.append(_own_part(piece, done))
+                    done = piece["meta_info"]["completion_tokens"]
+            return _complete(pieces, str(answer.url))
+
+        return await self._asked_for(body | {"stream": True}, read)
+
+    async def _asked_for[T](self, body: dict[str, Any], read: Callable[[aiohttp.ClientResponse], Any]) -> T:
+        problem = url = ""
+        async with self._request():
+            for attempt in range(RETRIES):
+                with self._least_asked() as url:
+                    try:
+                        async with self._session().post(url + "/generate", json=body) as answer:
+                            if answer.status == 200:
+                                return await read(answer)
+                            problem = f"{answer.status} {(await answer.text())[:300]}"
+                            if answer.status < 500:
+                                raise EngineError(f"{url}/generate refused a request: {problem}")
+                    except aiohttp.ClientError as error:
+                        problem = f"{type(error).__name__}: {error}"
+                self.retries += 1
+                self._engines = None
+                await asyncio.to_thread(self.alive)  # raises when the processes are gone
+                await asyncio.sleep(min(0.2 * 2**attempt, 5.0))
+        raise EngineError(f"{url}/generate failed {RETRIES} times, last: {problem}", "see logs/ in the run directory")
 
     def _session(self) -> aiohttp.ClientSession:
         """Made in the event loop that uses it."""
         if self._http is None:
             connector = aiohttp.TCPConnector(limit=self.in_flight)
-            self._http = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+            self._http = aiohttp.ClientSession(
+                connector=connector, timeout=aiohttp.ClientTimeout(total=None), read_bufsize=2**20
+            )
         return self._http
 
-    async def generate(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """POST /generate; a list of answers also for one sample. Raises EngineError when the engines cannot answer."""
-        async with self.slots:
-            for attempt in range(RETRIES):
-                url = self._least_asked()
-                self._asked[url] += 1
-                try:
-                    async with self._session().post(url + "/generate", json=body) as answer:
-                        if answer.status == 200:
-                            found = await answer.json()
-                            return found if isinstance(found, list) else [found]
-                        problem = f"{answer.status} {(await answer.text())[:300]}"
-                        if answer.status < 500:
-                            raise EngineError(f"{url}/generate refused a request: {problem}")
-                except aiohttp.ClientError as error:
-                    problem = f"{type(error).__name__}: {error}"
-                finally:
-                    self._asked[url] -= 1
-                self.retries += 1
-                self._engines = None
-                self.alive()  # raises when the processes are gone
-                await asyncio.sleep(min(0.2 * 2**attempt, 5.0))
-        raise EngineError(f"{url}/generate failed {RETRIES} times, last: {problem}", "see logs/ in the run directory")
-
-    def _least_asked(self) -> str:
+    @contextlib.contextmanager
+    def _least_asked(self) -> Iterator[str]:
         """The router, or the engine with the fewest open requests."""
-        if self.engines is None:
-            return self.url
-        if self._engines is None:
-            self._engines = self.engines()
-        return min(self._engines, key=self._asked.__getitem__)
+        url = self.url
+        if self.engines is not None:
+            if self._engines is None:
+                self._engines = self.engines()
+            url = min(self._engines, key=self._asked.__getitem__)
+        self._asked[url] += 1
+        try:
+            yield url
+        finally:
+            self._asked[url] -= 1
 
 
-def fill(sample: Sample, prompt_tokens: list[int], answer: dict[str, Any]) -> None:
-    """Puts an engine's answer into ``sample``. Raises EngineError when its evidence is incomplete.
-
-    The trained token ids are the sampled ones, never a re-tokenised text, and each has the log-probability of itself.
-    """
-    meta = answer["meta_info"]
-    ids = answer["output_ids"]
-    scored = meta.get("output_token_logprobs")
-    if scored is None or len(scored) != len(ids) or any(entry[1] != token for entry, token in zip(scored, ids)):
-        raise EngineError(
-            f"sample {sample.index}: {len(ids)} tokens but log-probabilities for {scored and len(scored)}"
-        )
-    sample.tokens = prompt_tokens + ids
-    sample.response = answer["text"]
-    sample.response_length = len(ids)
-    sample.rollout_log_probs = [entry[0] for entry in scored]
-    sample.weight_versions.append(str(meta.get("weight_version")))
-    sample.status = _STATUS.get(meta["finish_reason"]["type"], Status.FAILED)
+def _own_part(piece: dict[str, Any], done: int) -> dict[str, Any]:
+    """A chunk without the ``done`` tokens of those before it: engines send them again, unless started with
+    ``--incremental-streaming-output``."""
+    meta = piece["meta_info"]
+    new = meta["completion_tokens"] - done
+    if len(piece["output_ids"]) == new:
+        return piece
+    lists = {name: meta[name][done:] for name in ("output_token_logprobs", "output_top_logprobs") if meta.get(name)}
+    return piece | {"output_ids": piece["output_ids"][done:], "meta_info": meta | lists, "cumulative_text": True}
 
 
-def fill_routed_experts(sample: Sample, answer: dict[str, Any], shape: list[int]) -> None:
-    """Puts the experts that the engine chose into a filled ``sample``; ``shape`` is [layers, experts a token].
-
-    Raises EngineError when the engine says nothing of them, or of another model.
-    """
-    import numpy as np
-
-    encoded = answer["meta_info"].get("routed_experts")
-    if encoded is None:
-        raise EngineError(
-            f"sample {sample.index}: the engine does not say which experts it chose",
-            "start it with --sglang-enable-return-routed-experts (slime serve-rollout takes it too)",
-        )
-    chosen = np.frombuffer(base64.b64decode(encoded), "<i4")
-    expected = (len(sample.tokens) - 1) * shape[0] * shape[1]
-    if len(chosen) != expected or not 0 <= chosen.min(initial=0) <= chosen.max(initial=0) < 2**15:
-        raise EngineError(
-            f"sample {sample.index}: {len(chosen)} chosen experts for {len(sample.tokens)} tokens of {shape}, not"
-            f" {expected}"
-        )
-    sample.rollout_routed_experts = chosen.astype("<i2").tobytes()
-    sample.routed_experts_shape = list(shape)
+def _complete(pieces: list[dict[str, Any]], url: str) -> list[dict[str, Any]]:
+    if not pieces or pieces[-1]["meta_info"]["finish_reason"] is None:
+        raise aiohttp.ClientPayloadError(f"{url}: the stream ended before the answer did")
+    return pieces

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from slime_cli.buffer.buffer import Group
-from slime_cli.buffer.types import Sample, Status, executions
+from slime_cli.buffer.types import Group, Sample, Status, executions
 from slime_cli.errors import DataError
-from slime_cli.rollout.generate import Generator, side_by_side
+from slime_cli.rollout.concurrent import side_by_side
+from slime_cli.rollout.generate import Generator
 
 
 async def evaluate(
@@ -44,7 +44,8 @@ async def evaluate(
             Sample(index=i * n + k, group_index=i, prompt=rendered.text, label=row.label, metadata=dict(row.metadata))
             for k in range(n)
         ]
-        samples, failed = await generator.answered(Group(i, row, rendered, [], leased), params)
+        answers = await generator.answered(Group(i, row, rendered, [], leased), params)
+        samples, failed = answers.whole, answers.failed
         progress(1)
         lost = collections.Counter(failed.values())
         failures.update(lost)

@@ -1,61 +1,80 @@
-"""One rollout: groups generated and rewarded concurrently, each journalled as it finishes, until enough are accepted.
+"""From leased groups to rewarded trajectories: the engines or a user's function answer, a teacher and a reward judge.
 
-The custom function may fan one execution out into several samples. It is trained whole or dropped whole: when it has no
-sample,
-or generation or reward of one sibling fails, the execution is dropped for the reason of the first that failed. What a
-user's
-function raises for one sample, or returns unfit for training, costs that execution; what it raises for a group ends the
-run.
+Called by the collector, group by group, and by evaluation. The custom function may fan one trajectory out into several
+samples. It is trained whole or dropped whole: when it has no sample, or generation or reward of one sibling fails, the
+trajectory is dropped for the reason of the first that failed. What a user's function raises for one sample, or returns
+unfit for training, costs that trajectory; what it raises for a group ends the run. An interrupted trajectory is neither:
+it keeps what was generated, and is continued later.
 """
 
 import asyncio
-import collections
+import contextlib
 import dataclasses
 import types
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from slime_cli.buffer.buffer import DataBuffer, Group
-from slime_cli.buffer.types import Sample, Status, executions
+from slime_cli.buffer.types import Group, Sample, Status
+from slime_cli.buffer.values import RewardFailure
 from slime_cli.errors import UsageError
 from slime_cli.hooks import kinds as hooks
 from slime_cli.hooks import raised
-from slime_cli.rewards.pool_messages import RewardFailure
-from slime_cli.rewards.rewards import RewardPool, custom_path
-from slime_cli.rollout import nucleus
+from slime_cli.rollout import turns
 from slime_cli.rollout.boundary import Boundary
-from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
+from slime_cli.rollout.client import RouterClient
+from slime_cli.rollout.concurrent import side_by_side
 from slime_cli.rollout.failures import Failure, Failures
 from slime_cli.rollout.teacher import Teacher
 
 FILTER = "--dynamic-sampling-filter-path"
-CANCEL_SECONDS = 5.0
-"""A user's function may not listen; it is not waited for longer."""
+
+
+class Rewards(Protocol):
+    """Who judges (:class:`slime_cli.rewards.rewards.RewardPool`)."""
+
+    async def score_group(
+        self, samples: list[Sample], args: Any, stops: Any = (), evaluation: bool = False
+    ) -> list[Any]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Interrupted:
+    """A trajectory that this run aborted, with what was generated so far."""
+
+    sample: Sample
 
 
 @dataclasses.dataclass
-class Result:
-    """What a rollout ended with."""
+class Answers:
+    """What became of a group's pending trajectories."""
 
-    groups: list[Group]
-    dropped: collections.Counter
-    """Executions by reason."""
+    whole: list[Sample]
+    """Rewarded, with siblings."""
+    failed: dict[int, str]
+    """Why, by trajectory."""
+    unfinished: list[Sample]
+    """Interrupted ones, with what was generated so far, and whole ones whose reward was not asked for any more."""
+
+
+def _nothing_said(samples: list[Sample]) -> None:
+    """Nobody keeps samples whose reward is still to come."""
 
 
 class Generator:
-    """Turns leased groups into rewarded ones. ``args`` is what hooks get."""
+    """``args`` is what hooks get. ``ends`` says whether an interrupted trajectory stays so."""
 
     def __init__(
         self,
         args: types.SimpleNamespace,
         client: RouterClient,
-        rewards: RewardPool,
+        rewards: Rewards,
         routed_experts_shape: list[int] | None = None,
         teacher: Teacher | None = None,
         *,
         boundary: Boundary | None = None,
         failures: Failures | None = None,
-    ):
+        span: Callable[..., contextlib.AbstractContextManager[Any]] = lambda *names, **about: contextlib.nullcontext(),
+    ) -> None:
         """``routed_experts_shape``: layers and experts a token, where the engines are to say which experts they
         chose."""
         self.args = args
@@ -65,7 +84,7 @@ class Generator:
         self.teacher = teacher
         self.boundary = boundary or Boundary()
         self.failures = failures or Failures()
-        self.streak = self.failures.streak("groups")
+        self.span = span
         path = args.custom_generate_function_path
         self.custom = hooks.load(path, "generate") if path else None
         self.custom_place = f"generate hook {path!r}: {hooks.place_of(self.custom)}" if path else ""
@@ -86,50 +105,11 @@ class Generator:
             "spaces_between_special_tokens": False,
         }
 
-    async def rollout(self, buffer: DataBuffer, rollout_id: int, progress: Callable[[int], None]) -> Result:
-        """``rollout_batch_size`` accepted groups. Groups accepted beyond that are kept for the next rollout."""
-        need = self.args.rollout_batch_size
-        dropped = collections.Counter()
-        accepted: list[Group] = []
-
-        async def one(group: Group) -> None:
-            lost = await self._group(group, buffer.journal)
-            dropped.update(lost)
-            if group.finished:
-                accepted.append(group)
-            self.streak.settle(bool(group.finished), lost)
-            progress(bool(group.finished))
-
-        while len(accepted) < need:
-            missing = need - len(accepted)
-            count = missing if self.filter is None else max(missing, self.args.over_sampling_batch_size or missing)
-            await side_by_side(one(group) for group in buffer.lease(count, rollout_id))
-        accepted.sort(key=lambda group: group.index)
-        buffer.give_back(accepted[need:])
-        return Result(accepted[:need], dropped)
-
-    async def _group(self, group: Group, journal) -> collections.Counter[str]:
-        """Finishes the group's pending executions, or drops them: how many by reason. All of it is dropped where none
-        of it is to be
-        trained, and nothing of it is left in ``finished``."""
-        whole, failed = await self.answered(group)
-        journal.finish(whole)
-        group.finished = sorted([*group.finished, *whole], key=lambda s: (s.index, s.part))
-        group.pending = []
-        if group.finished and (reason := await self._refusal(group.finished)):
-            failed |= dict.fromkeys(executions(group.finished), reason)
-            group.finished = []
-        lost = collections.Counter(failed.values())
-        for reason in lost:
-            journal.drop([index for index, why in failed.items() if why == reason], reason)
-        return lost
-
-    async def _refusal(self, samples: list[Sample]) -> str | None:
-        """Why the group is left out; None when it stays."""
+    async def refusal(self, samples: list[Sample]) -> str | None:
+        """Why a finished group is left out; None when it stays."""
         if not any(sample.trained for sample in samples):
-            self.failures.show(
-                Failure("nothing_to_train", f"group {samples[0].group_index}: every token of its samples is masked")
-            )
+            detail = f"group {samples[0].group_index}: every token of its samples is masked"
+            self.failures.show(Failure("nothing_to_train", detail))
             return "nothing_to_train"
         return await self._verdict(samples) if self.filter else None
 
@@ -158,41 +138,81 @@ class Generator:
             )
         return None if keep else f"filter_{' '.join(str(getattr(verdict, 'reason', None) or 'rejected').split())}"
 
-    async def answered(self, group: Group, params: dict[str, Any] | None = None) -> tuple[list[Sample], dict[int, str]]:
-        """Rewarded samples of the group's pending executions, whole ones, and why the others failed, by index."""
-        failed = {}
+    async def answered(
+        self,
+        group: Group,
+        params: dict[str, Any] | None = None,
+        *,
+        ends: Callable[[], bool] = lambda: False,
+        generated: Callable[[list[Sample]], None] = _nothing_said,
+    ) -> Answers:
+        """Generation and reward of the group's pending trajectories. ``params`` are those of an evaluation; ``generated``
+        is told of samples that lack nothing but the reward."""
         training = params is None
+        out = Answers([], {}, [])
+        with self.span("generate", group=group.index):
+            made = await self._generated(group, params, out, ends)
+        if not made and not out.unfinished and self._engines_failed(out):
+            await asyncio.to_thread(self.client.alive)  # raises when the engines are gone
+        if training:
+            generated(made)
+        if out.unfinished and ends():
+            out.unfinished += made
+            return out
+        with self.span("reward", group=group.index):
+            if self.teacher and training:
+                made = await self._taught(made, out)
+            await self._judged(made, out, training)
+        return out
 
-        def fail(index: int, failure: Failure) -> None:
-            failed.setdefault(index, failure.reason)
-            self.failures.show(failure)
-
-        whole: list[Sample] = []
-        answers = await self.generate(group, params)
-        if answers and all(isinstance(made, Failure) and made.reason == "generation_error" for made in answers):
-            self.client.alive()  # raises when the engines are gone, and the user's functions can do nothing about it
-        for leased, made in zip(group.pending, answers, strict=True):
-            if found := made if isinstance(made, Failure) else self._failure(made, training):
-                fail(leased.index, found)
+    async def _generated(
+        self, group: Group, params: dict[str, Any] | None, out: Answers, ends: Callable[[], bool]
+    ) -> list[Sample]:
+        """Samples that are fit for a reward. Those that an earlier attempt generated are taken as they are."""
+        training = params is None
+        done = [s for s in group.pending if s.status in (Status.COMPLETED, Status.TRUNCATED)]
+        ready = [siblings for s in done for siblings in [group.partial.get(s.index, [s])]]
+        todo = [s for s in group.pending if s.status not in (Status.COMPLETED, Status.TRUNCATED)]
+        answers = await self.generate(dataclasses.replace(group, pending=todo), params, ends) if todo else []
+        made = [sample for siblings in ready for sample in siblings]
+        for leased, found in zip(todo, answers, strict=True):
+            if isinstance(found, Interrupted):
+                out.unfinished.append(found.sample)
+            elif failure := found if isinstance(found, Failure) else self._failure(found, training):
+                self._fail(out, leased.index, failure)
             else:
-                for sample in made:
+                for sample in found:
                     self.boundary.strip(sample)
-                whole += made
-        if self.teacher and training:
-            known = {*failed}
-            whole = await self.teacher.teach(whole, failed)
-            for reason in {reason for index, reason in failed.items() if index not in known}:
-                self.failures.show(Failure(reason, self.teacher.details[reason]))
-        by_user = [bool(custom_path(sample, self.args)) for sample in whole]
-        rewards = await self.rewards.score_group(whole, self.args, self.boundary.stops, evaluation=not training)
-        for sample, reward, may_be_changed in zip(whole, rewards, by_user, strict=True):
+                made += found
+        return made
+
+    def _engines_failed(self, out: Answers) -> bool:
+        """Every trajectory failed while it was generated: it may be no fault of the user's function."""
+        return bool(out.failed) and {*out.failed.values()} == {"generation_error"}
+
+    def _fail(self, out: Answers, index: int, failure: Failure) -> None:
+        out.failed.setdefault(index, failure.reason)
+        self.failures.show(failure)
+
+    async def _taught(self, made: list[Sample], out: Answers) -> list[Sample]:
+        assert self.teacher is not None
+        known = {*out.failed}
+        left = await self.teacher.teach(made, out.failed)
+        for reason in {reason for index, reason in out.failed.items() if index not in known}:
+            self.failures.show(Failure(reason, self.teacher.details[reason]))
+        return left
+
+    async def _judged(self, made: list[Sample], out: Answers, training: bool) -> None:
+        by_user = [bool(hooks.reward_path(sample, self.args)) for sample in made]
+        rewards = await self.rewards.score_group(made, self.args, self.boundary.stops, evaluation=not training)
+        for sample, reward, may_be_changed in zip(made, rewards, by_user, strict=True):
             if isinstance(reward, RewardFailure):
-                fail(sample.index, Failure(f"reward_{reward.kind}", reward.detail, reward.trace))
+                self._fail(out, sample.index, Failure(f"reward_{reward.kind}", reward.detail, reward.trace))
             elif may_be_changed and (fault := self.boundary.fault(sample, training)):
-                fail(sample.index, Failure("reward_invalid", fault))
+                self._fail(out, sample.index, Failure("reward_invalid", fault))
             else:
                 sample.reward = reward
-        return [sample for sample in whole if sample.index not in failed], failed
+        out.whole = [sample for sample in made if sample.index not in out.failed]
 
     def _failure(self, siblings: list[Sample], training: bool) -> Failure | None:
         """Why an execution counts as failed; None when all of it is there, and fit for training."""
@@ -208,68 +228,73 @@ class Generator:
             return Failure("generation_no_tokens", f"{maker}: sample {siblings[0].index} has no response token")
         return None
 
-    async def generate(self, group: Group, params: dict[str, Any] | None = None) -> list[list[Sample] | Failure]:
-        """Responses for the group's pending samples: one request for all of them, or the custom function for each.
+    async def generate(
+        self, group: Group, params: dict[str, Any] | None = None, ends: Callable[[], bool] = lambda: False
+    ) -> list["list[Sample] | Failure | Interrupted"]:
+        """Responses for the group's pending samples: the engines answer, or the custom function for each of them.
 
         What each of them ended in, in order: itself, or the siblings that the function fanned it out into. ``params``
-        are those of
-        an evaluation. Raises DataError for a prompt that the model can't take.
+        are those of an evaluation. Raises DataError for a prompt that the model can't take.
         """
         training = params is None
         params = params or self.sampling_params()
-        if not group.pending:
-            return []
         self.boundary.prompt(group.row, group.rendered.tokens)
         if self.custom:
-            return await side_by_side(
-                self._custom(sample, params, group.rendered.tokens, not training) for sample in group.pending
-            )
+            calls = (self._custom(sample, params, group.rendered.tokens, not training) for sample in group.pending)
+            return await side_by_side(calls)
+        asking = self._asking(group.rendered.tokens, params, training, ends)
+        cut_off = await turns.answer_all(asking, group.pending)
+        if self.args.mask_offpolicy_in_partial_rollout:
+            for sample in group.pending:
+                turns.mask_earlier_versions(sample)
+        open_ = {sample.index for sample in cut_off}
+        return [Interrupted(sample) if sample.index in open_ else [sample] for sample in group.pending]
+
+    def _asking(
+        self, prompt: list[int], params: dict[str, Any], training: bool, ends: Callable[[], bool]
+    ) -> turns.Asking:
         replay = training and self.args.use_top_p_replay and self.args.rollout_top_k > 0
-        body = {
-            "input_ids": group.rendered.tokens,
-            "sampling_params": params | {"n": len(group.pending)},
-            "return_logprob": True,
-        }
-        body |= nucleus.request(self.args.rollout_top_k) if replay else {}
-        shape = self.routed_experts_shape if training else None
-        if shape:
-            body["return_routed_experts"] = True
-        for sample, answer in zip(group.pending, await self.client.generate(body), strict=True):
-            fill(sample, group.rendered.tokens, answer)
-            if shape:
-                fill_routed_experts(sample, answer, shape)
-            if replay:
-                nucleus.fill(sample, answer, self.args.rollout_top_p)
-        return [[sample] for sample in group.pending]
+        tokenizer = self.boundary.tokenizer
+        skip = params.get("skip_special_tokens", True)
+
+        def decode(tokens: list[int]) -> str:
+            return tokenizer.decode(tokens, skip_special_tokens=skip, spaces_between_special_tokens=False)
+
+        return turns.Asking(
+            self.client,
+            prompt,
+            params,
+            top_p=self.args.rollout_top_p if replay else None,
+            routed_experts_shape=self.routed_experts_shape if training else None,
+            ends=ends,
+            decode=None if tokenizer is None else decode,
+        )
 
     async def _custom(
         self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int], evaluation: bool
-    ) -> list[Sample] | Failure:
-        given = dataclasses.replace(leased, tokens=list(prompt_tokens), metadata=dict(leased.metadata))
+    ) -> "list[Sample] | Failure | Interrupted":
+        """A call of the user's function. One that this run interrupted and that returns an aborted sample is called
+        again, with that sample."""
+        given = dataclasses.replace(leased, metadata=dict(leased.metadata))
+        if not given.response_length:
+            given.tokens = list(prompt_tokens)
         optional = hooks.accepted(self.custom, evaluation=evaluation)
-        try:
-            result = await hooks.awaited(self.custom(self.args, given, dict(params), **optional))
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
-                raise  # the run ends; a cancellation of the function's own is its failure
-            return Failure("generation_error", raised.sentence(error), raised.trace(error))
+        async with self.client.call():
+            before = self.client.aborts
+            try:
+                result = await hooks.awaited(self.custom(self.args, given, dict(params), **optional))
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # the run ends; a cancellation of the function's own is its failure
+                return Failure("generation_error", raised.sentence(error), raised.trace(error))
         try:
             made = hooks.siblings(self.custom_place, leased, result)
         except (ValueError, TypeError, RuntimeError) as error:  # a tensor's truth, a value that holds itself
             return Failure("generation_invalid", f"{self.custom_place}: {error}")
+        if self.client.aborts > before and len(made) == 1 and made[0].status is Status.ABORTED and not evaluation:
+            return Interrupted(made[0])
         for sample in made:
             if sample.status is Status.PENDING:
                 sample.status = Status.COMPLETED
         return made
-
-
-async def side_by_side(coroutines: Iterable[Coroutine]) -> list[Any]:
-    """What each comes to, in order. The first that raises ends the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
-        raise

@@ -20,7 +20,7 @@ from slime_cli.errors import EngineError
 
 
 def request(top_k: int) -> dict[str, Any]:
-    """What a request needs so that :func:`fill` can read its answer."""
+    """What a request needs so that :func:`extend` can read its answer."""
     return {"top_logprobs_num": top_k}
 
 
@@ -31,26 +31,25 @@ def cut(log_probs_K: np.ndarray, top_p: float) -> np.ndarray:
     return np.cumsum(p_K, dtype=np.float32) - p_K <= np.float32(top_p)
 
 
-def fill(sample: Sample, answer: dict[str, Any], top_p: float) -> None:
-    """Gives ``sample`` (see :func:`slime_cli.rollout.client.fill`, which comes first) the tokens kept at each of its
-    positions,
-    and its ``rollout_log_probs`` anew, among them."""
+def extend(sample: Sample, answer: dict[str, Any], top_p: float) -> None:
+    """Gives ``sample`` the tokens kept at each position of ``answer``, which was appended to it just before, and takes
+    the log-probabilities of those positions anew, among them."""
     tops = answer["meta_info"].get("output_top_logprobs")
-    sampled = sample.tokens[len(sample.tokens) - sample.response_length :]
-    if tops is None or len(tops) != len(sampled):
-        raise EngineError(
-            f"sample {sample.index}: {len(sampled)} tokens but the most likely tokens of {tops and len(tops)}"
-        )
-    ids = []
-    offsets = [0]
-    log_probs = []
-    for token, log_prob, top in zip(sampled, sample.rollout_log_probs, tops):
+    count = len(answer["output_ids"])
+    if tops is None or len(tops) != count:
+        raise EngineError(f"sample {sample.index}: {count} tokens but the most likely tokens of {tops and len(tops)}")
+    first = sample.response_length - count
+    ids = list(sample.rollout_top_p_token_ids or [])
+    offsets = list(sample.rollout_top_p_token_offsets or [0])
+    offsets += [offsets[-1]] * (first + 1 - len(offsets))  # positions that nobody sampled keep nothing
+    log_probs = list(sample.rollout_log_probs or [])
+    for place, (token, top) in enumerate(zip(answer["output_ids"], tops), first):
         values_K = np.array([entry[0] for entry in top], np.float64)
         kept = {entry[1]: value for entry, value, stays in zip(top, values_K, cut(values_K, top_p)) if stays}
-        kept.setdefault(token, log_prob)
+        kept.setdefault(token, log_probs[place])
         ids += kept
         offsets.append(len(ids))
-        log_probs.append(float(log_prob - np.logaddexp.reduce(list(kept.values()))))
+        log_probs[place] = float(log_probs[place] - np.logaddexp.reduce(list(kept.values())))
     sample.rollout_top_p_token_ids = ids
     sample.rollout_top_p_token_offsets = offsets
     sample.rollout_log_probs = log_probs

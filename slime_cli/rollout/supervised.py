@@ -1,4 +1,4 @@
-"""From a row to an example: the prompt with the answers that are trained. Caller: a supervised stage.
+"""From a row to an example: the prompt with the answers that are trained. Caller: a supervised phase.
 
 Invariants: every trained turn ends in a token that stops generation, nothing empty is trained, and the text of a
 conversation only grows, so that what is trained is what the model will have before it when it answers."""
@@ -6,13 +6,13 @@ conversation only grows, so that what is trained is what the model will have bef
 import dataclasses
 from typing import Any
 
-from slime_cli.buffer.buffer import DataBuffer, Group
-from slime_cli.buffer.types import PromptRow, RowError
+from slime_cli.buffer.types import Group, PromptRow, RowError
 from slime_cli.errors import DataError
 from slime_cli.models.tokens import MARK
 from slime_cli.rollout import template
 from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.chat import Rendered, Renderer, Talk, first_answer
+from slime_cli.rollout.collector import Buffer
 
 ELSEWHERE = ("loss", "loss_mask", "weight", "train", "trainable")
 """What other tools call the field of a message that says whether it is trained; slime calls it ``step_loss_mask``."""
@@ -176,18 +176,15 @@ class SupervisedRenderer(Renderer):
             )
 
 
-def lease_examples(buffer: DataBuffer, boundary: Boundary, count: int, rollout_id: int) -> list[Group]:
-    """``count`` groups whose samples are their rows' own answers, finished in the journal."""
-    groups = buffer.lease(count, rollout_id)
+def examples(buffer: Buffer[Any, Any], boundary: Boundary, count: int) -> list[Group]:
+    """``count`` groups whose samples are their rows' own answers, finished in the buffer."""
+    groups = buffer.lease(count, version=0)
     for group in groups:
         for sample in group.pending:
             group.rendered.fill(sample)
             if fault := boundary.fault(sample):
                 raise RowError(group.row, "unfit", fault, "fix the row")
-        group.finished += group.pending
-    buffer.journal.finish([sample for group in groups for sample in group.pending])
-    for group in groups:
-        group.pending = []
+        buffer.finish(group, group.pending, {})
     return groups
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import aiohttp
 
 from slime_cli import manifests
+from slime_cli.addresses import is_local
 from slime_cli.buffer.types import Sample
 from slime_cli.errors import EngineError, UsageError
-from slime_cli.rewards.rewards import is_local
 
 TRIES = 4
 BACKOFF = 0.5

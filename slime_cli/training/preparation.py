@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from megatron.core import mpu
 
-from slime_cli.buffer.batch import TrainBatch
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.errors import UsageError
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training.algorithm import advantages, corrections, losses, user_weights

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from slime_cli import manifests
-from slime_cli.buffer.batch import TrainBatch
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.errors import DataError
 from slime_cli.manifests import layout
 from slime_cli.tracing.spans import Tracer

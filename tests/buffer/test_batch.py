@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from slime_cli.buffer.batch import TrainBatch, read_parquet, to_parquet
+from slime_cli.buffer.batch_files import read_parquet, to_parquet
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.buffer.types import Sample, Status
 
 SHAPE = [2, 2]

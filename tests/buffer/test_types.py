@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from slime_cli.buffer.batch import TrainBatch, read_parquet, to_parquet
+from slime_cli.buffer.batch_files import read_parquet, to_parquet
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.records import encode, payload_of, samples_of
 from slime_cli.buffer.types import Group, PromptRow, Sample, Span, Status

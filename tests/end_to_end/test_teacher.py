@@ -6,7 +6,8 @@ from transformers import AutoTokenizer
 
 from slime_cli import manifests
 from slime_cli.buffer.types import Sample
-from slime_cli.rollout.client import RouterClient, fill
+from slime_cli.rollout import turns
+from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.teacher import Teacher
 
 
@@ -23,7 +24,7 @@ async def test_a_teacher_of_the_same_weights_says_what_the_rollout_said(served):
         answers = await client.generate({"input_ids": prompt, "sampling_params": params, "return_logprob": True})
         for answer in answers:
             sample = Sample(len(samples), 0)
-            fill(sample, prompt, answer)
+            turns.append(turns.Asking(client, prompt, params), sample, [answer])
             samples.append(sample)
     ending = Sample(len(samples), 0, tokens=[9, 8, 319, 5], response_length=2, rollout_log_probs=[0.0, 0.0])
     for given in (str(served / "endpoint.json"), f"{endpoint.engines[0].url}/generate"):

@@ -2,7 +2,6 @@
 written;
 3. a row that cannot be used ends the run, or is left out and said."""
 
-import asyncio
 import dataclasses
 import io
 import json
@@ -37,12 +36,11 @@ def evaluations(tmp_path, monkeypatch):
         eval_prompt_data=["held[b]out", str(tmp_path / "rows.jsonl")], eval_input_key="input", on_bad_row="skip"
     )
     out = io.StringIO()
-    conductor = types.SimpleNamespace(
+    shared = types.SimpleNamespace(
         screen=Screen(Console(file=out, width=500)),
         tracer=Tracer(str(tmp_path), "conductor", enabled=False),
-        wait=asyncio.run,
     )
-    made = Evaluations("grpo", s, tmp_path / "grpo", conductor)
+    made = Evaluations("grpo", s, tmp_path / "grpo", shared)
     made.said = out
     return made
 
@@ -56,32 +54,32 @@ def render(row: PromptRow) -> str:
     return row.prompt
 
 
-def test_a_step_is_evaluated_once_and_its_file_names_the_weights(evaluations):
-    evaluations.run(3, "v000003", GENERATOR, render)
+async def test_a_step_is_evaluated_once_and_its_file_names_the_weights(evaluations):
+    await evaluations.run(3, "v000003", GENERATOR, render)
     first = evaluations.found()
     assert [(e["step"], e["weight_version"], len(e["results"])) for e in first] == [(3, "v000003", 1)]
-    evaluations.run(3, "v000003", GENERATOR, lambda row: pytest.fail("evaluated twice"))
-    evaluations.run(10, "v000010", GENERATOR, render)
+    await evaluations.run(3, "v000003", GENERATOR, lambda row: pytest.fail("evaluated twice"))
+    await evaluations.run(10, "v000010", GENERATOR, render)
     assert [e["step"] for e in evaluations.found()] == [3, 10]
     assert json.loads((evaluations.folder / "eval" / "000003.json").read_text()) == first[0]
 
 
-def test_what_it_found_is_said_as_it_is_written(evaluations):
-    evaluations.run(3, "v000003", GENERATOR, render)
+async def test_what_it_found_is_said_as_it_is_written(evaluations):
+    await evaluations.run(3, "v000003", GENERATOR, render)
     told = evaluations.said.getvalue()
     assert "rows.jsonl:2: no [role]" in told
     assert "grpo: held[b]out at step 3: reward 0.500 over 2 prompts; 1 rows are left out; 1 of 4 answers failed" in told
     assert "\\" not in told
 
 
-def test_a_row_that_cannot_be_used_ends_the_run_unless_told_otherwise(evaluations):
+async def test_a_row_that_cannot_be_used_ends_the_run_unless_told_otherwise(evaluations):
     evaluations.s = dataclasses.replace(evaluations.s, on_bad_row="fail")
     with pytest.raises(DataError, match="no .role."):
-        evaluations.run(3, "v000003", GENERATOR, render)
+        await evaluations.run(3, "v000003", GENERATOR, render)
     assert not evaluations.found()
 
 
-def test_without_a_set_there_is_nothing_to_evaluate(evaluations):
+async def test_without_a_set_there_is_nothing_to_evaluate(evaluations):
     evaluations.s = dataclasses.replace(evaluations.s, eval_prompt_data=None)
-    evaluations.run(3, "v000003", GENERATOR, render)
+    await evaluations.run(3, "v000003", GENERATOR, render)
     assert not evaluations.found()

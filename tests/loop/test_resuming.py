@@ -7,7 +7,6 @@ import shutil
 import pytest
 
 from slime_cli import manifests
-from slime_cli.buffer.batch import rollout_folder
 from slime_cli.buffer.journal import Journal
 from slime_cli.errors import DataError, UsageError
 from slime_cli.loop import resuming
@@ -50,7 +49,7 @@ class Run:
         return {"stage": self.name, "rollout_id": rollout_id, "step": rollout_id + 1, "seconds": 1.5}
 
     def write_batch(self, rollout_id: int) -> None:
-        folder = rollout_folder(self.folder, rollout_id)
+        folder = layout.rollout(self.folder, rollout_id)
         manifests.write_bytes(folder / "samples.parquet", b"rows")
         manifest = manifests.Rollout(
             rollout_id=rollout_id,
@@ -133,8 +132,8 @@ def test_with_the_option_the_run_goes_back_and_every_sample_is_trained_again_onc
 def test_batches_that_are_gone_are_said_and_their_samples_dropped(tmp_path):
     run = Run(tmp_path, f"{ROLLBACK} --keep-rollouts 1")
     cut(newest(run))
-    shutil.rmtree(rollout_folder(tmp_path, 1))
-    (rollout_folder(tmp_path, 2) / "samples.parquet").write_bytes(b"row")
+    shutil.rmtree(layout.rollout(tmp_path, 1))
+    (layout.rollout(tmp_path, 2) / "samples.parquet").write_bytes(b"row")
     recovery, ledger = run.prepare()
     assert recovery.replay == {3: tuple(run.rollouts[3])} and ledger.balanced
     assert ledger.dropped == {"batch_lost": 8} and ledger.trained == 4

@@ -1,23 +1,27 @@
-"""When a stage saves and commits, and what it removes, over scripted trainers and a genuine journal."""
+"""When a phase saves and commits, and what it removes, over a scripted learner and a genuine journal."""
 
 import contextlib
+import dataclasses
 import pathlib
 import shutil
+import types
 
 import pytest
 
+from slime_cli.buffer.buffer import DataBuffer
+from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Journal
-from slime_cli.buffer.types import PromptRow, Sample, Status
+from slime_cli.buffer.types import PromptRow, Status
 from slime_cli.errors import UsageError
-from slime_cli.loop import saving
+from slime_cli.loop import targets
 from slime_cli.loop.saving import Saver
 from slime_cli.options.resolve import resolve
 
 RL = "--hf-checkpoint h --prompt-data p --num-rollout 9 --rollout-batch-size 2 --n-samples-per-prompt 2 --rm-type math"
 
 
-class Trainers:
-    """Ranks whose writes become durable when told, or when waited for."""
+class Ranks:
+    """A learner whose writes become durable when told, or when waited for."""
 
     def __init__(self, root: pathlib.Path):
         self.root = root
@@ -25,26 +29,39 @@ class Trainers:
         self.durable = True
         self.step = 0
 
-    def call(self, method, *arguments):
-        self.calls.append((method, *arguments))
-        return getattr(self, method, lambda *a: None)(*arguments)
-
     def save(self, root):
+        self.calls.append(("save",))
         self.durable = False
         folder = self.root / f"iter_{self.step:07d}"
         folder.mkdir(parents=True)
         return str(folder)
 
     def saved(self, wait):
+        self.calls.append((f"saved(wait={wait})",))
         self.durable = self.durable or wait
         return self.durable
 
+    def keep(self, name, path=None):
+        self.calls.append(("keep", name))
+
+    def publish(self, folder, version):
+        self.calls.append(("publish", folder, version))
+
     def remove(self, paths):
+        self.calls.append(("remove",))
         for path in paths:
             shutil.rmtree(path)
 
     def names(self):
-        return [call[0] if call[0] != "saved" else f"saved(wait={call[1]})" for call in self.calls]
+        return [call[0] for call in self.calls]
+
+
+class Rows(list):
+    name = "rows"
+
+
+def render(row):
+    return types.SimpleNamespace(text=row.prompt, tokens=[1])
 
 
 class Run:
@@ -52,27 +69,26 @@ class Run:
 
     def __init__(self, folder: pathlib.Path, more: str = ""):
         self.folder = folder
-        self.trainers = Trainers(folder / "checkpoints")
+        self.trainers = Ranks(folder / "checkpoints")
         self.journal = Journal(folder / "journal.sqlite")
+        rows = Rows([PromptRow(prompt="q", label="a", metadata={}, source="d", row=1)])
+        options = dict(samples_per_prompt=2, shuffle=False, seed=0, render=render, gate=Gate(2, None))
+        self.buffer = DataBuffer(self.journal, rows, folder=folder, **options)
         slime = resolve(f"{RL} {more}".split()).slime
-        self.saver = Saver(slime, folder, folder, self.journal, self.trainers, lambda *a, **k: contextlib.nullcontext())
+        self.saver = Saver(slime, folder, folder, self.buffer, self.trainers, lambda *a, **k: contextlib.nullcontext())
 
     def rollout(self, rollout_id: int, save: bool = True, stopped: bool = False) -> None:
-        journal = self.journal
-        indices = list(range(4 * rollout_id, 4 * rollout_id + 4))
-        groups = [2 * rollout_id, 2 * rollout_id + 1]
-        rows = [
-            (g, PromptRow(prompt="q", label="a", metadata={}, source="d", row=g), 0, [2 * g, 2 * g + 1]) for g in groups
-        ]
-        journal.lease(rows, {"row": rollout_id}, rollout_id)
-        journal.finish(
-            [Sample(index=i, group_index=i // 2, tokens=[1], reward=1.0, status=Status.COMPLETED) for i in indices]
-        )
-        journal.batched(indices, rollout_id)
-        (self.folder / "rollouts" / f"{rollout_id:06d}").mkdir(parents=True)
+        groups = self.buffer.lease(2, version=rollout_id)
+        for group in groups:
+            done = [
+                dataclasses.replace(s, tokens=[1, 2], response_length=1, reward=1.0, status=Status.COMPLETED)
+                for s in group.pending
+            ]
+            self.buffer.finish(group, done, {})
+        batch = self.buffer.make(self.buffer.supervised(rollout_id, groups))
         self.saver.commit(wait=False)
         self.trainers.step = rollout_id + 1
-        self.saver.trained(rollout_id + 1, rollout_id, f"v{rollout_id + 1:06d}", indices)
+        self.saver.trained(rollout_id + 1, rollout_id, [sample.index for sample in batch.samples])
         if save:
             self.saver.save(seconds=1.5, stopped=stopped)
 
@@ -150,14 +166,14 @@ def test_a_folder_with_checkpoints_of_another_run_is_refused_before_the_first_sa
     root = tmp_path / "checkpoints"
     run = Run(tmp_path)
     for journal in (run.journal, None):
-        saving.refuse_others(root, journal)
+        targets.refuse_others(root, journal)
     run.rollout(0)
     (root / "iter_0000001" / "checkpoint.json").touch()
-    saving.refuse_others(root, run.journal)
+    targets.refuse_others(root, run.journal)
     other = Run(tmp_path / "other", f"--save {root}")
     for journal in (other.journal, None):
         with pytest.raises(UsageError, match="another run already, up to iteration 1"):
-            saving.refuse_others(root, journal)
+            targets.refuse_others(root, journal)
 
 
 def test_the_stages_of_a_run_share_save_without_meeting(tmp_path):

@@ -15,9 +15,11 @@ import types
 
 import pytest
 
+from slime_cli.addresses import is_local
 from slime_cli.buffer.types import Sample, Status
+from slime_cli.buffer.values import RewardFailure
 from slime_cli.rewards import rewards
-from slime_cli.rewards.rewards import RewardFailure, RewardPool, is_local
+from slime_cli.rewards.rewards import RewardPool
 
 FUNCTIONS = """
 import asyncio, functools, math, os, sys, time

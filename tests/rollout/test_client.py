@@ -1,78 +1,47 @@
-"""What an engine's answer must have before a sample is made of it."""
+"""The engines' client over HTTP: how requests are spread, held and waited for while weights change, and streamed."""
 
 import asyncio
-import base64
 import collections
+import contextlib
+import json
 
-import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import EngineError
-from slime_cli.rollout.client import RouterClient, fill, fill_routed_experts
-
-SHAPE = [3, 2]
+from slime_cli.rollout.client import Hold, RouterClient
 
 
 def answer(ids=(7, 8), **meta):
     scored = [[-0.5, token, None] for token in ids]
     return {
-        "text": "x",
+        "text": "x" * len(ids),
         "output_ids": list(ids),
-        "meta_info": {"output_token_logprobs": scored, "finish_reason": {"type": "stop"}, **meta},
+        "meta_info": {
+            "output_token_logprobs": scored,
+            "finish_reason": {"type": "stop"},
+            "completion_tokens": len(ids),
+            **meta,
+        },
     }
 
 
-def filled(**meta) -> tuple[Sample, dict]:
-    sample = Sample(index=4, group_index=0)
-    found = answer(**meta)
-    fill(sample, [1, 2, 3], found)
-    return sample, found
-
-
-def encoded(chosen: np.ndarray) -> str:
-    return base64.b64encode(chosen.astype("<i4").tobytes()).decode()
-
-
-def test_tokens_and_log_probs_are_those_of_the_answer():
-    sample, _ = filled()
-    assert (
-        sample.tokens == [1, 2, 3, 7, 8]
-        and sample.rollout_log_probs == [-0.5, -0.5]
-        and sample.status is Status.COMPLETED
-    )
-
-
-def test_an_answer_without_all_log_probs_is_refused():
-    found = answer()
-    found["meta_info"]["output_token_logprobs"].pop()
-    with pytest.raises(EngineError, match="2 tokens but log-probabilities for 1"):
-        fill(Sample(index=4, group_index=0), [1], found)
-
-
-def test_chosen_experts_are_kept_token_by_token():
-    chosen = np.arange(4 * 6).reshape(4, *SHAPE)
-    sample, found = filled(routed_experts=encoded(chosen))
-    fill_routed_experts(sample, found, SHAPE)
-    sample.check()
-    assert sample.routed_experts_shape == SHAPE
-    assert (np.frombuffer(sample.rollout_routed_experts, "<i2").reshape(4, *SHAPE) == chosen).all()
-
-
-@pytest.mark.parametrize(
-    "meta, said",
-    [
-        ({}, "does not say which experts"),
-        ({"routed_experts": encoded(np.zeros((3, *SHAPE)))}, "18 chosen experts for 5 tokens"),
-        ({"routed_experts": encoded(np.full((4, *SHAPE), -1))}, "24 chosen experts"),
-    ],
-)
-def test_missing_or_ill_fitting_experts_are_refused(meta, said):
-    sample, found = filled(**meta)
-    with pytest.raises(EngineError, match=said):
-        fill_routed_experts(sample, found, SHAPE)
+@contextlib.asynccontextmanager
+async def served(handler, count=1, **options):
+    """A client of ``count`` servers, the first of which is its router."""
+    servers = [TestServer(web.Application()) for _ in range(count)]
+    for server in servers:
+        server.app.router.add_post("/generate", handler)
+        await server.start_server()
+    urls = [str(server.make_url("")).rstrip("/") for server in servers]
+    client = RouterClient(urls[0], in_flight=8, **options)
+    try:
+        yield client, urls
+    finally:
+        await client.close()
+        for server in servers:
+            await server.close()
 
 
 async def test_engines_are_asked_directly_and_evenly_when_the_router_would_drop_a_field():
@@ -83,14 +52,161 @@ async def test_engines_are_asked_directly_and_evenly_when_the_router_would_drop_
         return web.json_response(answer())
 
     asked = []
-    servers = [TestServer(web.Application()) for _ in range(2)]
-    for server in servers:
-        server.app.router.add_post("/generate", generate)
-        await server.start_server()
-    client = RouterClient("http://127.0.0.1:9", in_flight=8)
-    client.engines = lambda: [str(server.make_url("")).rstrip("/") for server in servers]
-    await asyncio.gather(*(client.generate({"return_routed_experts": True}) for _ in range(8)))
-    await client.close()
-    for server in servers:
-        await server.close()
+    async with served(generate, 2) as (client, urls):
+        client.engines = lambda: urls
+        await asyncio.gather(*(client.generate({"return_routed_experts": True}) for _ in range(8)))
     assert sorted(collections.Counter(asked).values()) == [4, 4]
+
+
+class Slow:
+    """Answers when it is let."""
+
+    def __init__(self):
+        self.go = asyncio.Event()
+        self.arrived = 0
+
+    async def __call__(self, request):
+        self.arrived += 1
+        await self.go.wait()
+        return web.json_response(answer())
+
+
+async def settle():
+    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("what", [Hold.CALLS, Hold.REQUESTS])
+async def test_while_it_is_held_nothing_new_is_sent_and_what_is_in_flight_is_waited_for(what):
+    engine = Slow()
+    async with served(engine) as (client, _):
+        first = asyncio.create_task(client.generate({}))
+        await settle()
+        await client.hold(what)
+        idle = asyncio.create_task(client.idle(what))
+        second = asyncio.create_task(client.generate({}))
+        await settle()
+        assert engine.arrived == 1 and not idle.done() and not second.done()
+        engine.go.set()
+        await asyncio.wait_for(asyncio.gather(first, idle), 5)
+        await settle()
+        assert engine.arrived == 1 and not second.done(), "held until it is let on"
+        await client.let_on()
+        await asyncio.wait_for(second, 5)
+    assert engine.arrived == 2
+
+
+async def test_a_user_s_call_that_is_under_way_may_end_before_weights_change_and_a_new_one_waits():
+    engine = Slow()
+    engine.go.set()
+    begun = []
+
+    async def turns(client, name, pause):
+        async with client.call():
+            begun.append(name)
+            await client.generate({})
+            await pause.wait()
+            await client.generate({})
+
+    async with served(engine) as (client, _):
+        pause = asyncio.Event()
+        first = asyncio.create_task(turns(client, "first", pause))
+        await settle()
+        await client.hold(Hold.CALLS)
+        second = asyncio.create_task(turns(client, "second", pause))
+        idle = asyncio.create_task(client.idle(Hold.CALLS))
+        await settle()
+        assert begun == ["first"] and not idle.done()
+        pause.set()
+        await asyncio.wait_for(asyncio.gather(first, idle), 5)
+        assert begun == ["first"]
+        await client.let_on()
+        await asyncio.wait_for(second, 5)
+
+
+async def test_requests_inside_a_call_wait_too_where_the_engines_stand_still():
+    engine = Slow()
+    engine.go.set()
+    async with served(engine) as (client, _):
+        async with client.call():
+            await client.hold(Hold.REQUESTS)
+            task = asyncio.create_task(client.generate({}))
+            await asyncio.wait_for(client.idle(Hold.REQUESTS), 5)
+            await settle()
+            assert not task.done() and not engine.arrived
+        await client.let_on()
+        await asyncio.wait_for(task, 5)
+
+
+async def test_a_cancelled_request_is_not_waited_for():
+    engine = Slow()
+    async with served(engine) as (client, _):
+        task = asyncio.create_task(client.generate({}))
+        await settle()
+        await client.hold(Hold.REQUESTS)
+        task.cancel()
+        await asyncio.wait_for(client.idle(Hold.REQUESTS), 5)
+        engine.go.set()
+
+
+def chunks(incremental):
+    """Three chunks of one, two and one tokens, by two versions."""
+    out = []
+    ids = [5, 6, 7, 8]
+    for done, upto, version in ((0, 1, "v1"), (1, 3, "v1"), (3, 4, "v2")):
+        part = ids[done:upto] if incremental else ids[:upto]
+        piece = answer(part, weight_version=version, completion_tokens=upto)
+        piece["meta_info"]["finish_reason"] = {"type": "stop"} if upto == 4 else None
+        out.append(piece)
+    return out
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+async def test_a_streamed_answer_comes_in_pieces_of_their_own_tokens(incremental):
+    async def generate(request):
+        assert (await request.json())["stream"] is True
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in chunks(incremental):
+            await response.write(b"data: " + json.dumps(piece).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async with served(generate, streams=True) as (client, _):
+        pieces = await client.stream({})
+    assert [piece["output_ids"] for piece in pieces] == [[5], [6, 7], [8]]
+    for piece in pieces:
+        assert [entry[1] for entry in piece["meta_info"]["output_token_logprobs"]] == piece["output_ids"]
+    assert [piece["meta_info"]["weight_version"] for piece in pieces] == ["v1", "v1", "v2"]
+
+
+async def test_a_stream_that_breaks_off_is_asked_for_again(monkeypatch):
+    async def generate(request):
+        asked.append(1)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in chunks(True)[: 1 if len(asked) == 1 else 3]:
+            await response.write(b"data: " + json.dumps(piece).encode() + b"\n\n")
+        return response
+
+    asked = []
+    async with served(generate, streams=True) as (client, _):
+        pieces = await client.stream({})
+    assert len(pieces) == 3 and len(asked) == 2 and client.retries == 1
+
+
+async def test_a_refusal_ends_at_once_and_a_dead_fleet_at_the_first_retry():
+    async def refuse(request):
+        return web.Response(status=400, text="no such field")
+
+    async def broken(request):
+        return web.Response(status=503, text="no worker")
+
+    def dead():
+        raise EngineError("engine 0 ended with code -9")
+
+    async with served(refuse) as (client, _):
+        with pytest.raises(EngineError, match="refused a request: 400 no such field"):
+            await client.generate({})
+    async with served(broken, alive=dead) as (client, _):
+        with pytest.raises(EngineError, match="engine 0 ended with code -9"):
+            await client.generate({})

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from slime_cli.buffer.buffer import DataBuffer
+from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.types import PromptRow, Sample, Status, executions
 from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.boundary import Boundary
+from slime_cli.rollout.client import RouterClient
+from slime_cli.rollout.collector import Collector
 from slime_cli.rollout.evaluate import evaluate, mean_over_prompts
 from slime_cli.rollout.failures import Failures
 from slime_cli.rollout.generate import Generator
@@ -101,7 +104,7 @@ def options(path, script=None, *, generate="agent", reward="exact", **changes):
     names = (
         "rm_type rm_url reward_key dynamic_sampling_filter_path over_sampling_batch_size rollout_temperature"
         " rollout_top_p rollout_top_k rollout_max_response_len rollout_stop rollout_stop_token_ids"
-        " rollout_skip_special_tokens eval_temperature eval_top_p eval_max_response_len eval_reward_key"
+        " rollout_skip_special_tokens mask_offpolicy_in_partial_rollout eval_temperature eval_top_p eval_max_response_len eval_reward_key"
     )
     given = {
         "custom_generate_function_path": path(generate),
@@ -112,16 +115,34 @@ def options(path, script=None, *, generate="agent", reward="exact", **changes):
     return types.SimpleNamespace(**{**dict.fromkeys(names.split()), **given, "script": script, **changes})
 
 
-def buffer_of(journal, n=3):
-    return DataBuffer(journal, Source(), samples_per_prompt=n, shuffle=False, seed=0, render=render)
+def buffer_of(journal, n=3, batch=1):
+    options = dict(samples_per_prompt=n, shuffle=False, seed=0, render=render, gate=Gate(batch, None))
+    return DataBuffer(journal, Source(), folder=journal.path.parent, **options)
 
 
-CLIENT = types.SimpleNamespace(alive=lambda: None)
+def client(alive=lambda: None):
+    return RouterClient("http://127.0.0.1:9", 8, alive)
+
+
+async def collected(generator, buffer):
+    """The groups of rollout 0, and what was dropped on the way."""
+    args = generator.args
+    batch = args.rollout_batch_size
+    burst = args.over_sampling_batch_size or batch
+    options = dict(batch=batch, burst=burst, slots=99, keep_partial=False, abort=lambda: None)
+    buffer.make = lambda chosen: chosen
+    collector = Collector(generator, buffer, generator.client, **options)
+    try:
+        return await collector.take(0)
+    finally:
+        await collector.stop()
 
 
 async def rollout(journal, args, n=3, **more):
     async with RewardPool(1, 10) as rewards:
-        return await Generator(args, CLIENT, rewards, **more).rollout(buffer_of(journal, n), 0, lambda count: None)
+        return await collected(
+            Generator(args, client(), rewards, **more), buffer_of(journal, n, args.rollout_batch_size)
+        )
 
 
 def line_of(text):
@@ -195,7 +216,7 @@ async def test_each_step_commits_the_executions_that_it_trained(path, journal):
     buffer = buffer_of(journal, 4)
     args = options(path, script)
     async with RewardPool(1, 10) as rewards:
-        result = await Generator(args, None, rewards).rollout(buffer, 0, lambda count: None)
+        result = await collected(Generator(args, client(), rewards), buffer)
     samples = result.groups[0].finished
     journal.batched(executions(samples), 0)
     parts = packing.split_steps([s.index for s in samples], 2)
@@ -209,7 +230,7 @@ async def test_in_evaluation_an_execution_scores_the_mean_of_its_siblings(path):
     script = {0: [("0",), ("wrong",), ("0",), ("0",)], 1: [], 2: [("own", 0.25)], 3: ("1", None, Status.TRUNCATED)}
     args = options(path, script, n_samples_per_eval_prompt=2)
     async with RewardPool(1, 10) as rewards:
-        found = await evaluate("set", Source(), Generator(args, None, rewards), render, lambda count: None)
+        found = await evaluate("set", Source(), Generator(args, client(), rewards), render, lambda count: None)
     assert found["reward_mean"] == pytest.approx((0.75 + 0 + 0.25 + 1) / 4)
     assert (found["prompts"], found["executions"], found["samples"], found["failures"]) == (
         2,
@@ -388,7 +409,7 @@ async def test_evaluation_reads_its_own_reward_key_and_what_has_no_number_there_
         n_samples_per_eval_prompt=len(KEYED),
     )
     async with RewardPool(1, 10) as rewards:
-        generator = Generator(args, CLIENT, rewards)
+        generator = Generator(args, client(), rewards)
         source = Source()
         source.rows = source.rows[:1]
         found = await evaluate("set", source, generator, render, lambda count: None)
@@ -410,7 +431,7 @@ async def test_a_column_that_the_options_need_must_be_there_except_in_evaluation
     args.seen = []
     async with RewardPool(1, 10) as rewards:
         found = await evaluate(
-            "set", Source(), Generator(args, CLIENT, rewards, boundary=boundary), render, lambda count: None
+            "set", Source(), Generator(args, client(), rewards, boundary=boundary), render, lambda count: None
         )
     assert found["failures"] == {} and args.seen == [(0, True), (1, True)]
 
@@ -484,9 +505,7 @@ async def test_engines_that_are_gone_end_the_run_though_the_functions_error_is_a
     args = options(path, ["raise"], generate="scripted", seen=[])
     async with RewardPool(1, 10) as rewards:
         with pytest.raises(EngineError, match="no engine is left"):
-            await Generator(args, types.SimpleNamespace(alive=alive), rewards).rollout(
-                buffer_of(journal), 0, lambda count: None
-            )
+            await collected(Generator(args, client(alive), rewards), buffer_of(journal))
 
 
 async def test_a_prompt_beyond_the_models_rows_is_refused_by_row_before_a_function_or_an_engine_sees_it(path, journal):
@@ -504,7 +523,7 @@ async def evaluated(path, script, n=2, failures=None, **case):
     args = options(path, script, n_samples_per_eval_prompt=n, seen=[], **{"generate": "scripted", **case})
     async with RewardPool(1, 10) as rewards:
         return await evaluate(
-            "set", Source(), Generator(args, CLIENT, rewards, failures=failures), render, lambda count: None
+            "set", Source(), Generator(args, client(), rewards, failures=failures), render, lambda count: None
         )
 
 
@@ -527,7 +546,7 @@ async def test_an_evaluation_of_which_no_row_can_be_used_says_so(path):
     args = options(path, ["fine"], generate="scripted", seen=[], n_samples_per_eval_prompt=1)
     async with RewardPool(1, 10) as rewards:
         with pytest.raises(DataError, match="evaluation set: none of its 2 rows can be used"):
-            await evaluate("set", Source(), Generator(args, CLIENT, rewards), lambda row: None, lambda count: None)
+            await evaluate("set", Source(), Generator(args, client(), rewards), lambda row: None, lambda count: None)
 
 
 async def test_an_evaluation_counts_what_failed_by_reason(path):

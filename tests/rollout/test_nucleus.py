@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from slime_cli.buffer.batch import TrainBatch, read_parquet, to_parquet
+from slime_cli.buffer.batch_files import read_parquet, to_parquet
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import EngineError
 from slime_cli.rollout import nucleus
@@ -26,7 +27,15 @@ def answer(log_p_TV: torch.Tensor, sampled: list[int], top_k: int) -> dict:
     values, ids = log_p_TV.topk(top_k, dim=-1)
     tops = [[[v, i, None] for v, i in zip(*row)] for row in zip(values.tolist(), ids.tolist())]
     scored = [[float(log_p_TV[t, token]), token, None] for t, token in enumerate(sampled)]
-    return {"meta_info": {"output_top_logprobs": tops, "output_token_logprobs": scored}}
+    return {"output_ids": list(sampled), "meta_info": {"output_top_logprobs": tops, "output_token_logprobs": scored}}
+
+
+def answered(found: dict) -> Sample:
+    """A sample that holds ``found`` as :mod:`slime_cli.rollout.turns` appends it."""
+    sample = Sample(0, 0, tokens=[1])
+    scores = [entry[0] for entry in found["meta_info"]["output_token_logprobs"]]
+    sample.append(found["output_ids"], log_probs=scores, version="v000001", trained=True)
+    return sample
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (5, 1.0), (40, 0.5), (200, 0.95), (40, 1e-6)])
@@ -36,14 +45,8 @@ def test_the_cut_is_sglangs(top_k, top_p):
     want = kept_by_sglang(p_TV, top_k, top_p)
     sampled = [min(ids) for ids in want]
     found = answer(p_TV.log(), sampled, top_k)
-    sample = Sample(
-        0,
-        0,
-        tokens=[1, *sampled],
-        response_length=200,
-        rollout_log_probs=[x[0] for x in found["meta_info"]["output_token_logprobs"]],
-    )
-    nucleus.fill(sample, found, top_p)
+    sample = answered(found)
+    nucleus.extend(sample, found, top_p)
     sample.check()
     ends = sample.rollout_top_p_token_offsets
     got = [set(sample.rollout_top_p_token_ids[a:b]) for a, b in zip(ends, ends[1:])]
@@ -59,18 +62,36 @@ def test_the_cut_is_sglangs(top_k, top_p):
     np.testing.assert_allclose(sample.rollout_log_probs, exact, atol=1e-5)
 
 
+def edge(top) -> dict:
+    return {
+        "output_ids": [9],
+        "meta_info": {"output_top_logprobs": top, "output_token_logprobs": [[np.log(0.2), 9, None]]},
+    }
+
+
 def test_the_sampled_token_is_always_in():
     """A tie at the edge of top-k: the engine drew the one that its list leaves out."""
-    sample = Sample(0, 0, tokens=[1, 9], response_length=1, rollout_log_probs=[np.log(0.2)])
-    nucleus.fill(
-        sample, {"meta_info": {"output_top_logprobs": [[[np.log(0.6), 3, None], [np.log(0.2), 4, None]]]}}, 1.0
-    )
+    found = edge([[[np.log(0.6), 3, None], [np.log(0.2), 4, None]]])
+    sample = answered(found)
+    nucleus.extend(sample, found, 1.0)
     assert sample.rollout_top_p_token_ids == [3, 4, 9] and sample.rollout_log_probs == [pytest.approx(np.log(0.2))]
 
 
 def test_an_answer_without_the_most_likely_tokens_is_an_error():
     with pytest.raises(EngineError, match="1 tokens but the most likely tokens of None"):
-        nucleus.fill(Sample(0, 0, tokens=[1, 9], response_length=1, rollout_log_probs=[-1.0]), {"meta_info": {}}, 1.0)
+        nucleus.extend(answered(edge(None)), edge(None), 1.0)
+
+
+def test_a_second_answer_extends_what_the_first_left_and_skips_what_nobody_sampled():
+    first = edge([[[np.log(0.6), 3, None], [np.log(0.2), 9, None]]])
+    sample = answered(first)
+    nucleus.extend(sample, first, 1.0)
+    sample.append([50, 51], log_probs=None, version=None, trained=False)
+    sample.append([9], log_probs=[np.log(0.2)], version="v000002", trained=True)
+    nucleus.extend(sample, edge([[[np.log(0.2), 9, None]]]), 1.0)
+    sample.check()
+    assert sample.rollout_top_p_token_ids == [3, 9, 9] and sample.rollout_top_p_token_offsets == [0, 2, 2, 2, 3]
+    assert sample.rollout_log_probs == pytest.approx([np.log(0.25), 0, 0, 0])
 
 
 def test_the_columns_travel_with_their_sample(tmp_path):
@@ -117,14 +138,15 @@ def test_asked_for_in_rollouts_and_not_in_evaluations():
 
     names = (
         "rollout_max_response_len rollout_stop rollout_stop_token_ids rollout_skip_special_tokens"
-        " custom_generate_function_path"
+        " custom_generate_function_path mask_offpolicy_in_partial_rollout"
     )
     args = types.SimpleNamespace(**dict.fromkeys(f"{names} dynamic_sampling_filter_path".split()))
     args.rollout_temperature = 1.0
     args.rollout_top_p = 0.99
     args.rollout_top_k = 2
+    args.rollout_max_response_len = 8
     args.use_top_p_replay = True
-    generator = Generator(args, types.SimpleNamespace(generate=generate), None)
+    generator = Generator(args, types.SimpleNamespace(generate=generate, streams=False, aborts=0), None)
     for params in (None, generator.sampling_params()):
         sample = Sample(0, 0)
         group = types.SimpleNamespace(row=None, pending=[sample], rendered=types.SimpleNamespace(tokens=[1]))

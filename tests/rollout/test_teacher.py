@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import types
 
@@ -9,8 +10,9 @@ import pytest
 from aiohttp import web
 
 from slime_cli import manifests
-from slime_cli.buffer.batch import TrainBatch, read_parquet, to_parquet
-from slime_cli.buffer.types import Sample, Status
+from slime_cli.buffer.batch_files import read_parquet, to_parquet
+from slime_cli.buffer.columns import TrainBatch
+from slime_cli.buffer.types import Group, Sample, Status
 from slime_cli.errors import EngineError, UsageError
 from slime_cli.rollout import teacher
 from slime_cli.rollout.generate import Generator
@@ -232,29 +234,27 @@ def test_addresses(tmp_path):
 
 async def test_the_generator_drops_what_has_no_teacher_before_it_is_rewarded():
     rewarded = []
-    dropped = {}
 
     async def score_group(samples, args, stops, evaluation):
         rewarded.extend(s.index for s in samples)
         return [1.0] * len(samples)
 
-    async def generate(group, params=None):
-        return [[one] for one in group.pending]
+    async def generate(group, params=None, ends=None):
+        return [[dataclasses.replace(one, status=Status.COMPLETED)] for one in group.pending]
 
     args = types.SimpleNamespace(
         custom_rm_path=None, custom_generate_function_path=None, dynamic_sampling_filter_path=None
-    )
-    journal = types.SimpleNamespace(
-        finish=lambda samples: None, drop=lambda indices, reason: dropped.update({reason: list(indices)})
     )
     async with serving() as (scripted, asking):
         scripted.replies[:] = [(200, None), (400, "no")]
         generator = Generator(args, None, types.SimpleNamespace(score_group=score_group), teacher=asking)
         generator.generate = generate
-        group = types.SimpleNamespace(pending=[sample(0), sample(1)], finished=[])
-        assert await generator._group(group, journal) == {"teacher_refused": 1}
-        assert [s.index for s in group.finished] == rewarded and len(rewarded) == 1
-        assert dropped == {"teacher_refused": [1 - rewarded[0]]}
+        pending = [sample(0), sample(1)]
+        for one in pending:
+            one.status = Status.PENDING
+        answers = await generator.answered(Group(0, None, None, [], pending))
+        assert [s.index for s in answers.whole] == rewarded and len(rewarded) == 1
+        assert answers.failed == {1 - rewarded[0]: "teacher_refused"} and not answers.unfinished
 
 
 def test_the_column_travels_with_its_sample(tmp_path):

@@ -17,7 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import rounding
 from layout_launch import OVER_FOUR
 from slime_cli import manifests
-from slime_cli.buffer.batch import TrainBatch
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.hardware.device import Device
 from slime_cli.manifests import checkpoints, layout
 from slime_cli.models import architecture

@@ -10,7 +10,7 @@ import transformers
 
 from layout_cases import GRPO, PLAIN, RECOMPUTE, REWARD_KL, SMALL, VOCABULARY, Session, global_batch
 from layout_launch import IN_DENSE_LAYOUTS, IN_LAYOUTS_OF_EXPERTS, OF_EXPERTS
-from slime_cli.buffer.batch import TrainBatch
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.training.network import routing
 from slime_cli.training.settings import Settings
 from slime_cli.training.trainer import Trainer

@@ -25,7 +25,7 @@ from layout_cases import (
     weights,
 )
 from layout_launch import POLICY
-from slime_cli.buffer.batch import TrainBatch
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.training.algorithm import advantages, objective
 from slime_cli.training.batching.microbatch import MicroBatch

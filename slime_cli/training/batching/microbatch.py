@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from slime_cli.buffer.batch import TrainBatch
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.training.batching import packs
 from slime_cli.training.network.nucleus import Nucleus
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from megatron.core import mpu
 
-from slime_cli.buffer.batch import TrainBatch
+from slime_cli.buffer.columns import TrainBatch
 from slime_cli.training.algorithm import losses
 from slime_cli.training.batching import balance, microbatch, packing, packs
 from slime_cli.training.settings import Settings

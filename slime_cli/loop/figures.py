@@ -1,0 +1,40 @@
+"""The line of ``metrics.jsonl`` that a rollout gets. Called by :mod:`slime_cli.loop.phase`."""
+
+from typing import Any
+
+from slime_cli.buffer.batch import Batch
+from slime_cli.training.algorithm.advantages import execution_rewards, groups_without_spread
+
+
+def rewards_of(batch: Batch) -> list[float]:
+    """One for each trajectory: the mean over its siblings."""
+    reward_N, first_N = execution_rewards(batch.columns.rewards_N, batch.columns.sample_index_N)
+    return reward_N[first_N].tolist()
+
+
+def of_batch(batch: Batch) -> dict[str, Any]:
+    """What is the same of a supervised batch and a policy's."""
+    return {
+        "seconds": 0.0,
+        "samples": len(batch.samples),
+        "executions": len({sample.index for sample in batch.samples}),
+        "dropped": dict(batch.dropped),
+    }
+
+
+def of_policy(batch: Batch, step: int, steps_per_rollout: int) -> dict[str, Any]:
+    """``step``: whose weights the batch's first optimizer step begins with."""
+    columns = batch.columns
+    rewards = rewards_of(batch)
+    staleness_N = batch.staleness(step, steps_per_rollout)
+    return {
+        "reward_mean": sum(rewards) / len(rewards),
+        "response_length_mean": sum(s.response_length for s in batch.samples) / len(batch.samples),
+        "truncated_ratio": sum(s.status.value == "truncated" for s in batch.samples) / len(batch.samples),
+        "groups_without_spread": groups_without_spread(
+            columns.rewards_N, columns.group_index_N, columns.sample_index_N
+        ),
+        "staleness_mean": float(staleness_N.mean()),
+        "staleness_max": int(staleness_N.max(initial=0)),
+        "versions": len({span.version for s in batch.samples for span in s.spans} - {None}),
+    }

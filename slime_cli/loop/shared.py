@@ -1,0 +1,30 @@
+"""What :mod:`slime_cli.run` gives every phase: the parts of a run, made once and used by one phase after the other."""
+
+import dataclasses
+import pathlib
+from collections.abc import Awaitable, Callable
+
+from slime_cli.cluster.learner import Learner
+from slime_cli.rollout.client import RouterClient
+from slime_cli.rollout.generate import Rewards
+from slime_cli.screen import Screen
+from slime_cli.tracing.spans import Tracer
+
+
+@dataclasses.dataclass
+class Shared:
+    """What the phases of a run share. :class:`slime_cli.run.Run` owns it."""
+
+    run_dir: pathlib.Path
+    model: str
+    """The HF checkpoint's folder."""
+    screen: Screen
+    tracer: Tracer
+    learner: Learner
+    rewards: Rewards | None
+    serving: Callable[[], Awaitable[RouterClient]]
+    """The client of engines that are healthy."""
+    engine_urls: Callable[[], list[str]]
+    """Engines that are still there. Raises EngineError when none is."""
+    rollouts: dict[str, int]
+    """Of each phase that runs for a number of epochs."""

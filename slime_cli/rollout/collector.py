@@ -1,0 +1,246 @@
+"""Keeps groups in flight from lease to the buffer, each on its own: one straggler stalls nobody.
+
+One a phase; the schedules drive it, on the run's event loop. A group is leased when there is room for it, generated,
+rewarded and filtered as it becomes ready, and then waits in the Data Buffer to be taken. Invariants: the buffer alone
+writes fates; in-flight work is bounded by slots, and with ``--max-staleness`` by the buffer's gate; what a user's
+function raised for a group, or an engine's death, ends the next :meth:`Collector.take`; nothing is in flight after
+:meth:`Collector.stop`.
+"""
+
+import asyncio
+import collections
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from slime_cli.buffer.types import Group, Sample, executions
+from slime_cli.rollout.client import Hold, RouterClient
+from slime_cli.rollout.concurrent import CANCEL_SECONDS
+from slime_cli.rollout.generate import Generator
+
+
+class Buffer[C, B](Protocol):
+    """What is asked of :class:`slime_cli.buffer.buffer.DataBuffer`, which says what each does. C: chosen groups, B: a
+    batch of them."""
+
+    @property
+    def waiting(self) -> int: ...
+    def room(self, version: int) -> int: ...
+    def lease(self, count: int, *, version: int) -> list[Group]: ...
+    def generated(self, group: Group, samples: list[Sample]) -> None: ...
+    def finish(self, group: Group, samples: list[Sample], failed: dict[int, str]) -> None: ...
+    def accept(self, group: Group) -> None: ...
+    def reject(self, group: Group, reason: str) -> None: ...
+    def release(self, group: Group, *, keep: bool) -> None: ...
+    def choose(self, rollout_id: int) -> C | None: ...
+    def make(self, chosen: C) -> B: ...
+
+
+class Collector[C, B]:
+    """``abort`` ends every request in the engines, and blocks; ``slots``: groups that may be in flight at most."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        buffer: Buffer[C, B],
+        client: RouterClient,
+        *,
+        batch: int,
+        burst: int,
+        slots: int,
+        keep_partial: bool,
+        abort: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``batch``: groups a rollout. ``burst``: how many are in flight where more than that are begun and the rest is
+        given back (``--over-sampling-batch-size``). ``keep_partial``: what is given back keeps its tokens."""
+        self.generator = generator
+        self.buffer = buffer
+        self.client = client
+        self.batch = batch
+        self.burst = max(burst, batch)
+        self.slots = slots
+        self.keep_partial = keep_partial
+        self._abort = abort
+        self._clock = clock
+        self.version = 0
+        """Rollouts that the engines' weights are trained on; :meth:`published` moves it."""
+        self.streak = generator.failures.streak("groups")
+        self._flows = False
+        self._last = 0
+        self._next = 0
+        self._wanted: int | None = None
+        self._ending = False
+        self._tasks: dict[asyncio.Task[None], Group] = {}
+        self._restarted: set[int] = set()
+        """Groups that were given back without their tokens."""
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._idle_since: float | None = clock()
+        self._idle = 0.0
+
+    # -- what the schedules call ---------------------------------------------------------------------------------------
+
+    def flow(self, last: int) -> None:
+        """From now on groups are leased whenever there is room, whether a rollout waits for them or not; no more than
+        the rollouts before ``last`` can train."""
+        self._flows = True
+        self._last = last
+        self._fill()
+
+    async def take(self, rollout_id: int) -> B:
+        """The batch of a rollout, as soon as the buffer has one. What is in flight beyond it is given back, unless
+        groups flow."""
+        self._wanted = self._next = rollout_id
+        try:
+            while True:
+                self._raise()
+                if not self._owes_a_start() and (chosen := self.buffer.choose(rollout_id)) is not None:
+                    break
+                self._fill()
+                self._raise()
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._wanted = None
+        self._next = rollout_id + 1
+        if not self._flows:
+            await self.give_back()
+        self._fill()
+        return await asyncio.to_thread(self.buffer.make, chosen)
+
+    def published(self, version: int) -> None:
+        """The engines have weights that were trained on ``version`` rollouts."""
+        self.version = version
+        self._fill()
+
+    async def give_back(self) -> None:
+        """Aborts what is in flight; unfinished groups go back to the buffer."""
+        if not self._tasks:
+            return
+        self._ending = True
+        try:
+            await self.client.hold(Hold.REQUESTS)
+            self.client.aborts += 1
+            await asyncio.to_thread(self._abort)
+            await self._wait_or_cancel()
+        finally:
+            self._ending = False
+            await self.client.let_on()
+        self._raise()
+
+    async def stop(self) -> None:
+        """Ends all work, whatever state it is in. What the buffer has not been told is lost: the run ends."""
+        self._flows = False
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CANCEL_SECONDS)
+
+    def idle_seconds(self) -> float:
+        """How long nothing was in flight, so far."""
+        return self._idle + (self._clock() - self._idle_since if self._idle_since is not None else 0.0)
+
+    # -- groups in flight ----------------------------------------------------------------------------------------------
+
+    def _owes_a_start(self) -> bool:
+        """A group that was begun for an earlier rollout, and lost its tokens, is waited for: else slow prompts would
+        begin again and again, and never be trained."""
+        return any(group.index in self._restarted for group in self._tasks.values())
+
+    def _give_back(self, group: Group) -> None:
+        """Tokens are lost only where the rollout had all that it needed: while weights change, nothing is."""
+        keep = self.keep_partial or not self._ending
+        if not keep:
+            self._restarted.add(group.index)
+        self.buffer.release(group, keep=keep)
+
+    def _room(self) -> int:
+        """How many more groups are leased now."""
+        in_flight = len(self._tasks)
+        if self._flows:
+            left = (self._last - self._next) * self.batch - in_flight - self.buffer.waiting
+            wanted = min(self.slots - in_flight, left)
+        elif self._wanted is not None:
+            have = in_flight + self.buffer.waiting
+            wanted = self.burst - have if have < self.batch else 0
+        else:
+            return 0
+        return min(wanted, self.buffer.room(self.version))
+
+    def _fill(self) -> None:
+        if self._ending or self._failure is not None:
+            return
+        count = self._room()
+        if count <= 0:
+            return
+        try:
+            groups = self.buffer.lease(count, version=self.version)
+        except Exception as error:
+            self._fail(error)
+            return
+        for group in groups:
+            task = asyncio.get_running_loop().create_task(self._run(group), name=f"group {group.index}")
+            self._tasks[task] = group
+        self._note_idle()
+
+    async def _run(self, group: Group) -> None:
+        try:
+            await self._one(group)
+        except asyncio.CancelledError:
+            if self._ending:
+                self._give_back(group)
+            raise
+        except Exception as error:
+            self._fail(error)
+        finally:
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.pop(task, None)
+            self._note_idle()
+            self._changed.set()
+            self._fill()
+
+    async def _one(self, group: Group) -> None:
+        """A group from lease to the buffer: accepted, dropped, or given back."""
+        found = await self.generator.answered(
+            group, ends=lambda: self._ending, generated=lambda samples: self.buffer.generated(group, samples)
+        )
+        self.buffer.finish(group, found.whole, found.failed)
+        if found.unfinished:
+            group.pending = found.unfinished
+            self._give_back(group)
+            return
+        self._restarted.discard(group.index)
+        lost = collections.Counter(found.failed.values())
+        if group.finished and (reason := await self.generator.refusal(group.finished)):
+            lost[reason] += len(executions(group.finished))
+            self.buffer.reject(group, reason)
+        elif group.finished:
+            self.buffer.accept(group)
+        self.streak.settle(bool(group.finished), lost)
+
+    async def _wait_or_cancel(self) -> None:
+        """Waits for what answers the abort; then ends what does not listen (a reward, a user's own tool)."""
+        for end in (False, True):
+            if self._tasks and end:
+                for task in self._tasks:
+                    task.cancel()
+            if self._tasks:
+                await asyncio.wait(list(self._tasks), timeout=CANCEL_SECONDS)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._changed.set()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _note_idle(self) -> None:
+        now = self._clock()
+        if self._tasks and self._idle_since is not None:
+            self._idle += now - self._idle_since
+            self._idle_since = None
+        elif not self._tasks and self._idle_since is None:
+            self._idle_since = now

@@ -1,0 +1,20 @@
+"""Coroutines side by side, none of which outlives the others' failure."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+CANCEL_SECONDS = 5.0
+"""A user's function may not listen; it is not waited for longer."""
+
+
+async def side_by_side(coroutines: Iterable[Coroutine]) -> list[Any]:
+    """What each comes to, in order. The first that raises ends the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+        raise

@@ -1,0 +1,213 @@
+"""One answer of the engines for one sample: asked for, appended, and continued after an interruption.
+
+Called by :mod:`slime_cli.rollout.generate` and by the client that users' functions get. Invariants: the trained token
+ids are the sampled ones, never a re-tokenised text, and each has its own log-probability and the version that wrote it;
+an answer that this run interrupted continues inside the response budget that it began with, and ends where it would
+have ended, at a stop text across the interruption too.
+"""
+
+import base64
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slime_cli.buffer.types import Sample, Status
+from slime_cli.errors import EngineError
+from slime_cli.rollout import nucleus
+from slime_cli.rollout.client import RouterClient
+from slime_cli.rollout.concurrent import side_by_side
+
+_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+Answer = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asking:
+    """What one group's samples are asked with."""
+
+    client: RouterClient
+    prompt: list[int]
+    params: dict[str, Any]
+    """SGLang's sampling parameters; ``max_new_tokens`` is the response budget."""
+    top_p: float | None = None
+    """Set: the tokens that this top-p and ``top_k`` left are asked for (``--use-top-p-replay``)."""
+    routed_experts_shape: Sequence[int] | None = None
+    """[layers, experts a token]; set: the experts that the routers chose are asked for."""
+    ends: Callable[[], bool] = lambda: False
+    """Whether an interrupted answer stays interrupted, for the rollout has what it needs."""
+    decode: Callable[[list[int]], str] | None = None
+
+    def body(self, sample: Sample | None, n: int = 1) -> Answer:
+        """The request for ``n`` answers from the start, or for the rest of ``sample``."""
+        begun = sample.tokens[len(self.prompt) :] if sample is not None and sample.response_length else []
+        params = self.params | {"max_new_tokens": self.params["max_new_tokens"] - len(begun), "n": n}
+        body = {"input_ids": self.prompt + begun, "sampling_params": params, "return_logprob": True}
+        if self.top_p is not None:
+            body |= nucleus.request(self.params["top_k"])
+        if self.routed_experts_shape:
+            body["return_routed_experts"] = True
+        return body
+
+
+async def answer_all(asking: Asking, samples: list[Sample]) -> list[Sample]:
+    """Answers to samples of one prompt; those that this run interrupted, to be continued later."""
+    fresh = [sample for sample in samples if not sample.response_length]
+    alone = samples
+    if not asking.client.streams and len(fresh) > 1:
+        alone = [sample for sample in samples if sample.response_length]
+    jobs = [_alone(asking, sample) for sample in alone]
+    if len(alone) < len(samples):
+        jobs.append(_together(asking, fresh))
+    return [sample for cut_off in await side_by_side(jobs) for sample in cut_off]
+
+
+async def _together(asking: Asking, samples: list[Sample]) -> list[Sample]:
+    """One request for several answers, which the engine computes the prompt for once."""
+    before = asking.client.aborts
+    found = await asking.client.generate(asking.body(None, len(samples)))
+    for sample, one in zip(samples, found, strict=True):
+        append(asking, sample, [one])
+    cut_off = [sample for sample in samples if _interrupted(asking, sample, before)]
+    if not cut_off or asking.ends():
+        return cut_off
+    return [sample for left in await side_by_side(_alone(asking, s) for s in cut_off) for sample in left]
+
+
+async def _alone(asking: Asking, sample: Sample) -> list[Sample]:
+    return [] if await answer(asking, sample) else [sample]
+
+
+async def answer(asking: Asking, sample: Sample) -> bool:
+    """The sample's answer, or the rest of it; False where this run interrupted it, and it is to be continued later."""
+    while asking.params["max_new_tokens"] > sample.response_length:
+        before = asking.client.aborts
+        ask = asking.client.stream if asking.client.streams else asking.client.generate
+        append(asking, sample, await ask(asking.body(sample)))
+        if not _interrupted(asking, sample, before):
+            return True
+        if asking.ends():
+            return False
+    sample.status = Status.TRUNCATED
+    return True
+
+
+def _interrupted(asking: Asking, sample: Sample, aborts_before: int) -> bool:
+    """By this run itself, and not by another process or at its very end."""
+    if sample.status is not Status.ABORTED or asking.client.aborts == aborts_before:
+        return False
+    if sample.response_length >= asking.params["max_new_tokens"]:
+        sample.status = Status.TRUNCATED
+        return False
+    return True
+
+
+def append(asking: Asking, sample: Sample, pieces: list[Answer]) -> None:
+    """Puts the pieces of one answer behind what the sample has. Raises EngineError when its evidence is incomplete."""
+    begun = sample.response_length
+    text_before = sample.response
+    if not begun:
+        sample.tokens = list(asking.prompt)
+    for piece in pieces:
+        meta = piece["meta_info"]
+        ids = piece["output_ids"]
+        scored = meta.get("output_token_logprobs")
+        if scored is None or len(scored) != len(ids) or any(entry[1] != token for entry, token in zip(scored, ids)):
+            raise EngineError(
+                f"sample {sample.index}: {len(ids)} tokens but log-probabilities for {scored and len(scored)}"
+            )
+        version = str(meta.get("weight_version"))
+        sample.append(ids, log_probs=[entry[0] for entry in scored], version=version, trained=True)
+        if not sample.weight_versions or sample.weight_versions[-1] != version:
+            sample.weight_versions.append(version)
+        if asking.top_p is not None:
+            nucleus.extend(sample, piece, asking.top_p)
+    last = pieces[-1]
+    sample.status = _STATUS.get(last["meta_info"]["finish_reason"]["type"], Status.FAILED)
+    if asking.routed_experts_shape:
+        _routed_experts(sample, last, asking.routed_experts_shape)
+    sample.response = text_before + _text(pieces)
+    if begun:
+        _join(asking, sample, begun, text_before)
+
+
+def _text(pieces: list[Answer]) -> str:
+    if any(piece.get("cumulative_text") for piece in pieces):
+        return pieces[-1]["text"]
+    return "".join(piece["text"] for piece in pieces)
+
+
+def _join(asking: Asking, sample: Sample, begun: int, text_before: str) -> None:
+    """Puts right what two answers don't say of their seam: a character whose bytes lie in both, a stop text that begins
+    in one and ends in the other, which no engine saw."""
+    if asking.decode is None:
+        return
+    response = sample.tokens[len(sample.tokens) - sample.response_length :]
+    sample.response = asking.decode(response)
+    stops = asking.params.get("stop") or []
+    for stop in [stops] if isinstance(stops, str) else stops:
+        at = sample.response.find(stop, max(0, len(text_before) - len(stop) + 1))
+        if stop and 0 <= at < len(text_before):
+            upto = next(n for n in range(begun, len(response) + 1) if stop in asking.decode(response[:n])[at:])
+            cut(sample, upto)
+            sample.response = asking.decode(response[:upto])
+            sample.status = Status.COMPLETED
+            return
+
+
+def cut(sample: Sample, length: int) -> None:
+    """Leaves the first ``length`` response tokens of ``sample``, with all that is known of them."""
+    gone = sample.response_length - length
+    if not gone:
+        return
+    sample.tokens = sample.tokens[:-gone]
+    sample.response_length = length
+    for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
+        if (values := getattr(sample, name)) is not None:
+            setattr(sample, name, values[:length])
+    if (offsets := sample.rollout_top_p_token_offsets) is not None:
+        sample.rollout_top_p_token_offsets = offsets[: length + 1]
+        sample.rollout_top_p_token_ids = (sample.rollout_top_p_token_ids or [])[: offsets[length]]
+    if sample.rollout_routed_experts is not None:
+        width = len(sample.rollout_routed_experts) // (len(sample.tokens) + gone - 1)
+        sample.rollout_routed_experts = sample.rollout_routed_experts[: width * (len(sample.tokens) - 1)]
+    spans = []
+    for span in sample.spans:
+        if length > 0:
+            spans.append(span._replace(length=min(span.length, length)))
+        length -= span.length
+    sample.spans = spans
+
+
+def mask_earlier_versions(sample: Sample) -> None:
+    """Leaves only the tokens of the last version to be trained (``--mask-offpolicy-in-partial-rollout``)."""
+    versions = [span.version for span in sample.spans if span.version is not None]
+    if len({*versions}) > 1:
+        mask = sample.loss_mask or [1] * sample.response_length
+        own = [span.version == versions[-1] for span in sample.spans for _ in range(span.length)]
+        sample.loss_mask = [value if kept else 0 for value, kept in zip(mask, own, strict=True)]
+
+
+def _routed_experts(sample: Sample, answer: Answer, shape: Sequence[int]) -> None:
+    """Puts the experts that the engine chose into ``sample``. Those of tokens that an earlier request had written stay:
+    a later one chose anew for them, with other weights.
+
+    Raises EngineError when the engine says nothing of them, or of another model.
+    """
+    import numpy as np
+
+    encoded = answer["meta_info"].get("routed_experts")
+    if encoded is None:
+        raise EngineError(
+            f"sample {sample.index}: the engine does not say which experts it chose",
+            "start it with --sglang-enable-return-routed-experts (slime serve-rollout takes it too)",
+        )
+    chosen = np.frombuffer(base64.b64decode(encoded), "<i4")
+    expected = (len(sample.tokens) - 1) * shape[0] * shape[1]
+    if len(chosen) != expected or not 0 <= chosen.min(initial=0) <= chosen.max(initial=0) < 2**15:
+        raise EngineError(
+            f"sample {sample.index}: {len(chosen)} chosen experts for {len(sample.tokens)} tokens of {shape}, not"
+            f" {expected}"
+        )
+    known = sample.rollout_routed_experts or b""
+    sample.rollout_routed_experts = known + chosen.astype("<i2").tobytes()[len(known) :]
+    sample.routed_experts_shape = list(shape)

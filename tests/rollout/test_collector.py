@@ -1,0 +1,261 @@
+"""Groups in flight, with a scripted generator and a buffer in memory. Contracts:
+
+1. a rollout has its batch as soon as enough groups are finished: a straggler holds up nobody but its own group;
+2. what is begun beyond a batch is given back when the batch is there, with its tokens or without them;
+3. where groups flow, room is filled at once and never beyond what the slots, the gate and the last rollout allow;
+4. a failure ends the next take; whatever happens, nothing is left in flight after stop.
+"""
+
+import asyncio
+import types
+
+import pytest
+
+from slime_cli.buffer.types import Group, Sample, Status
+from slime_cli.errors import DataError, UsageError
+from slime_cli.rollout.collector import Collector
+from slime_cli.rollout.failures import Failures
+from slime_cli.rollout.generate import Answers
+
+
+class Memory:
+    """A buffer that keeps everything in lists."""
+
+    def __init__(self, batch, room=1000):
+        self.batch = batch
+        self.dealt = 0
+        self.most = room
+        self.again = []
+        self.accepted = []
+        self.rejected = []
+        self.released = []
+        self.in_flight = 0
+        self.peak = 0
+
+    @property
+    def waiting(self):
+        return len(self.accepted)
+
+    def room(self, version):
+        return self.most - self.in_flight - self.waiting
+
+    def lease(self, count, *, version):
+        out = self.again[:count]
+        self.again = self.again[count:]
+        for _ in range(count - len(out)):
+            out.append(Group(self.dealt, None, None, [], [Sample(self.dealt, self.dealt)]))
+            self.dealt += 1
+        self.in_flight += len(out)
+        self.peak = max(self.peak, self.in_flight)
+        return out
+
+    def generated(self, group, samples):
+        pass
+
+    def finish(self, group, samples, failed):
+        group.finished = [*group.finished, *samples]
+        group.pending = []
+        if not group.finished and not samples and failed:
+            self.in_flight -= 1
+            self.rejected.append((group.index, *set(failed.values())))
+
+    def accept(self, group):
+        self.in_flight -= 1
+        self.accepted.append(group)
+
+    def reject(self, group, reason):
+        self.in_flight -= 1
+        group.finished = []
+        self.rejected.append((group.index, reason))
+
+    def release(self, group, *, keep):
+        self.in_flight -= 1
+        self.released.append((group.index, keep, [len(s.tokens) for s in group.pending]))
+        self.again.append(group)
+
+    def choose(self, rollout_id):
+        if len(self.accepted) < self.batch:
+            return None
+        self.accepted.sort(key=lambda group: group.index)
+        taken, self.accepted = self.accepted[: self.batch], self.accepted[self.batch :]
+        return taken
+
+    def make(self, chosen):
+        return [group.index for group in chosen]
+
+
+class Scripted:
+    """Group i is ready when ``ready[i]`` is set, or at once; ``acts`` say what becomes of it."""
+
+    def __init__(self, slow=(), acts=None):
+        self.ready = {i: asyncio.Event() for i in slow}
+        self.acts = acts or {}
+        self.failures = Failures(4, lambda text: None)
+        self.aborted = asyncio.Event()
+        self.begun = []
+
+    async def answered(self, group, params=None, *, ends, generated):
+        self.begun.append(group.index)
+        sample = group.pending[0]
+        act = self.acts.get(group.index)
+        if group.index in self.ready:
+            waits = [asyncio.ensure_future(e.wait()) for e in (self.ready[group.index], self.aborted)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in waits:
+                    task.cancel()
+            if act == "deaf":
+                await asyncio.Event().wait()
+            if not self.ready[group.index].is_set() and ends():
+                sample.tokens = [1, 2]
+                sample.status = Status.ABORTED
+                return Answers([], {}, [sample])
+        else:
+            await asyncio.sleep(0)
+        if isinstance(act, Exception):
+            raise act
+        if act == "lost":
+            return Answers([], {sample.index: "generation_error"}, [])
+        sample.response_length = 1
+        return Answers([sample], {}, [])
+
+    async def refusal(self, samples):
+        return "filter_rejected" if self.acts.get(samples[0].index) == "refused" else None
+
+
+class Client:
+    def __init__(self):
+        self.aborts = 0
+        self.held = []
+
+    async def hold(self, what):
+        self.held.append(what)
+
+    async def let_on(self):
+        self.held.append(None)
+
+
+def made(generator, *, batch=2, burst=0, slots=100, keep=False, room=1000):
+    buffer = Memory(batch, room)
+    client = Client()
+    loop = asyncio.get_running_loop()
+
+    def abort():
+        loop.call_soon_threadsafe(generator.aborted.set)
+
+    options = dict(batch=batch, burst=burst, slots=slots, keep_partial=keep, abort=abort)
+    return Collector(generator, buffer, client, **options), buffer, client
+
+
+async def settle():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_rollout_is_ready_when_enough_groups_are_and_no_more_are_begun_than_it_needs():
+    collector, buffer, client = made(Scripted())
+    assert await collector.take(0) == [0, 1] and await collector.take(1) == [2, 3]
+    assert buffer.dealt == 4 and not client.held, "nothing was in flight, so nothing was aborted"
+
+
+async def test_dropped_groups_are_replaced_one_by_one_without_waiting_for_a_straggler():
+    generator = Scripted(slow=[0], acts={1: "refused", 2: "lost", 3: "refused"})
+    collector, buffer, _ = made(generator, batch=2)
+    task = asyncio.create_task(collector.take(0))
+    await settle()
+    assert generator.begun == [0, 1, 2, 3, 4] and not task.done(), "the straggler is one of the two"
+    generator.ready[0].set()
+    assert await task == [0, 4]
+    assert buffer.rejected == [(1, "filter_rejected"), (2, "generation_error"), (3, "filter_rejected")]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_what_is_begun_beyond_a_batch_is_given_back_and_comes_first_next_time(keep):
+    generator = Scripted(slow=[0, 3])
+    collector, buffer, client = made(generator, batch=2, burst=4, keep=keep)
+    assert await collector.take(0) == [1, 2]
+    assert sorted(buffer.released) == [(0, keep, [2]), (3, keep, [2])] and client.aborts == 1
+    assert client.held[-1] is None and not collector._tasks
+    generator.aborted.clear()
+    task = asyncio.create_task(collector.take(1))
+    for _ in range(20):
+        await asyncio.sleep(0.01)  # a batch is made in a thread
+    assert sorted(generator.begun[4:6]) == [0, 3] and buffer.dealt == 6, "two more were begun, as many as a burst"
+    assert task.done() == keep, "what must begin anew is waited for, or slow prompts would never be trained"
+    for event in generator.ready.values():
+        event.set()
+    assert await task == ([4, 5] if keep else [0, 3])
+
+
+async def test_a_user_s_function_that_does_not_hear_the_abort_is_ended(monkeypatch):
+    monkeypatch.setattr("slime_cli.rollout.collector.CANCEL_SECONDS", 0.05)
+    generator = Scripted(slow=[0], acts={0: "deaf"})
+    collector, buffer, _ = made(generator, batch=1, burst=2)
+    assert await collector.take(0) == [1]
+    assert [index for index, *_ in buffer.released] == [0] and not collector._tasks
+
+
+async def test_groups_flow_into_every_room_and_stop_where_the_last_rollout_has_enough():
+    generator = Scripted(slow=range(100))
+    collector, buffer, _ = made(generator, batch=2, slots=3)
+    collector.flow(4)
+    await settle()
+    assert generator.begun == [0, 1, 2] and buffer.peak == 3
+    for event in generator.ready.values():
+        event.set()
+    got = [await collector.take(rollout_id) for rollout_id in range(4)]
+    await settle()
+    assert sorted(sum(got, [])) == list(range(8)) == sorted(generator.begun) and buffer.peak == 3
+
+
+async def test_the_gate_bounds_what_flows():
+    generator = Scripted()
+    collector, buffer, _ = made(generator, batch=2, room=4)
+    collector.flow(100)
+    await settle()
+    assert buffer.dealt == 4
+    await collector.take(0)
+    await settle()
+    assert buffer.dealt == 6, "a batch that is taken makes room"
+
+
+@pytest.mark.parametrize("error", [UsageError("the filter raised"), RuntimeError("a defect")])
+async def test_a_failure_ends_the_take_and_the_ones_after_it(error):
+    collector, _, _ = made(Scripted(slow=[0], acts={1: error}))
+    for rollout_id in range(2):
+        with pytest.raises(type(error), match=str(error)):
+            await collector.take(rollout_id)
+    await collector.stop()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_loop_that_gets_nowhere_ends_with_the_reasons():
+    collector, buffer, _ = made(Scripted(acts=dict.fromkeys(range(100), "lost")), batch=2)
+    with pytest.raises(DataError, match="not one of 4 groups in a row was of use; lost by reason: generation_error 4"):
+        await collector.take(0)
+    assert buffer.dealt <= 8
+
+
+async def test_an_error_of_the_prompt_source_ends_the_take():
+    collector, buffer, _ = made(Scripted())
+    buffer.lease = lambda count, *, version: (_ for _ in ()).throw(DataError("row 3 is no prompt"))
+    with pytest.raises(DataError, match="row 3 is no prompt"):
+        await collector.take(0)
+
+
+async def test_idle_time_is_when_nothing_is_in_flight():
+    now = types.SimpleNamespace(time=0.0)
+    generator = Scripted(slow=[0])
+    collector, _, _ = made(generator, batch=1)
+    collector._clock = lambda: now.time
+    collector._idle_since = 0.0
+    now.time = 5.0
+    task = asyncio.create_task(collector.take(0))
+    await settle()
+    now.time = 25.0
+    assert collector.idle_seconds() == 5.0
+    generator.ready[0].set()
+    await task
+    now.time = 28.0
+    assert collector.idle_seconds() == 8.0
