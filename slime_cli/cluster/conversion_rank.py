@@ -123,6 +123,7 @@ def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
     import torch
 
     from slime_cli.convert import origin
+    from slime_cli.manifests import layout
     from slime_cli.training.network import checkpoint
     from slime_cli.weights import publish
 
@@ -142,7 +143,12 @@ def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
     say("writing safetensors")
     target = pathlib.Path(job["target"])
     publish.write(
-        named(), target, hf_checkpoint=job["hf"], version=f"v{iteration:06d}", step=iteration, run=job["load"]
+        named(),
+        target,
+        hf_checkpoint=job["hf"],
+        version=layout.version_name(iteration),
+        step=iteration,
+        run=job["load"],
     )
 
 

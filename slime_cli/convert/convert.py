@@ -21,10 +21,11 @@ import msgspec
 from slime_cli import manifests
 from slime_cli.errors import DataError, UsageError
 from slime_cli.hardware import device as hardware
-from slime_cli.manifests import checkpoints, pickles
+from slime_cli.manifests import checkpoints, layout, pickles
 from slime_cli.models import architecture, whole
 from slime_cli.models.describe import checkpoint_manifest, file_hash
 from slime_cli.models.families import FAMILIES
+from slime_cli.models.headers import INDEX
 
 Say = Callable[[str], None]
 Run = Callable[[dict[str, Any], Say], None]
@@ -54,8 +55,8 @@ def hf_to_dist(
     _check_target(save, force)
     say(f"hashing {source}")
     dtype = _trainer_dtype(architecture.read_config(str(source)))
-    layout = {"tensor": tensor, "pipeline": pipeline, "data": expert, "context": 1, "expert": expert}
-    manifest = checkpoint_manifest(source, iteration=0, dtype=dtype, layout=layout)
+    sizes = {"tensor": tensor, "pipeline": pipeline, "data": expert, "context": 1, "expert": expert}
+    manifest = checkpoint_manifest(source, iteration=0, dtype=dtype, layout=sizes)
     manifest = msgspec.structs.replace(manifest, megatron_args=args)
     with _building(save) as building:
         job = {
@@ -70,9 +71,9 @@ def hf_to_dist(
             "manifest": msgspec.to_builtins(manifest),
         }
         run(job, say)
-        shutil.rmtree(save / "iter_0000000", ignore_errors=True)
+        shutil.rmtree(layout.checkpoint(save, 0), ignore_errors=True)
         _move_into(building, save)
-    return save / "iter_0000000"
+    return layout.checkpoint(save, 0)
 
 
 def dist_to_hf(
@@ -92,7 +93,7 @@ def dist_to_hf(
     """
     checkpoint = checkpoints.complete(load, say)
     save = pathlib.Path(save).resolve()
-    manifest = manifests.read(checkpoint / "checkpoint.json", manifests.Checkpoint)
+    manifest = manifests.read(checkpoint / layout.CHECKPOINT, manifests.Checkpoint)
     if manifest.format != "torch_dist":
         raise DataError(f"{checkpoint}: format is {manifest.format}, not torch_dist", "there is nothing to convert")
     pickles.check(checkpoint)
@@ -138,7 +139,7 @@ def dist_to_hf(
         _finish_hf(building / "hf", config)
         _clear_weights(save)
         _move_into(building / "hf", save)
-        manifests.write(save / "checkpoint.json", out)
+        manifests.write(save / layout.CHECKPOINT, out)
     return save, manifest.iteration
 
 
@@ -274,7 +275,7 @@ def _move_into(building: pathlib.Path, save: pathlib.Path) -> None:
 
 
 def _clear_weights(save: pathlib.Path) -> None:
-    for pattern in ("checkpoint.json", "manifest.json", "*.safetensors", "model.safetensors.index.json"):
+    for pattern in (layout.CHECKPOINT, layout.MANIFEST, "*.safetensors", INDEX):
         for path in save.glob(pattern):
             path.unlink()
 
@@ -289,13 +290,13 @@ def _finish_hf(folder: pathlib.Path, config: dict[str, Any]) -> None:
         manifests.write_json(
             folder / "config.json", {key: value for key, value in config.items() if key != "quantization_config"}
         )
-    tensors = manifests.read(folder / "manifest.json", manifests.Weights).tensors
-    (folder / "manifest.json").unlink()
+    tensors = manifests.read(folder / layout.MANIFEST, manifests.Weights).tensors
+    (folder / layout.MANIFEST).unlink()
     shards = sorted({tensor.file for tensor in tensors.values()})
     if len(shards) == 1:
         os.replace(folder / shards[0], folder / "model.safetensors")
-        (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+        (folder / INDEX).unlink(missing_ok=True)
         return
     total = sum((folder / shard).stat().st_size for shard in shards)
     index = {"metadata": {"total_size": total}, "weight_map": {name: tensor.file for name, tensor in tensors.items()}}
-    manifests.write_json(folder / "model.safetensors.index.json", index)
+    manifests.write_json(folder / INDEX, index)

@@ -106,7 +106,7 @@ def _begin(save: pathlib.Path, source: Source, form: Format, force: bool) -> Non
             raise UsageError(
                 f"--save {save}: {what}", "give another folder, or --force to replace the checkpoint in it"
             )
-        for pattern in (layout.CHECKPOINT, STATE, "manifest.json", "*.safetensors", ".*.part", INDEX):
+        for pattern in (layout.CHECKPOINT, STATE, layout.MANIFEST, "*.safetensors", ".*.part", INDEX):
             for path in save.glob(pattern):
                 path.unlink()
     try:
@@ -179,4 +179,4 @@ def _manifest(source: Source, form: Format) -> manifests.Checkpoint:
     )
 
 
-_MADE_HERE = {"config.json", INDEX, STATE, layout.CHECKPOINT, "manifest.json"}
+_MADE_HERE = {"config.json", INDEX, STATE, layout.CHECKPOINT, layout.MANIFEST}
