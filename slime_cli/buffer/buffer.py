@@ -101,8 +101,7 @@ class DataBuffer:
         self._waiting: dict[int, Group] = {}
         self._dropped: collections.Counter[str] = collections.Counter()
         """Trajectories that were dropped since the last batch, by reason."""
-        committed = recovery.committed.rollout_id if recovery.committed else -1
-        self._next_rollout = max([committed, *recovery.replay]) + 1
+        self._next_rollout = recovery.committed.rollout_id + 1 if recovery.committed else 0
         self._returned = {group.group_index: self._reopened(group) for group in recovery.groups}
 
     def close(self) -> None:
@@ -129,13 +128,17 @@ class DataBuffer:
 
     def room(self, version: int) -> int:
         """How many groups may be leased now, for engines whose weights were trained on ``version`` rollouts: returned
-        ones that have tokens, and others as far as every group can still be trained in time."""
-        aged = sum(group.leased_at is not None for group in self._returned.values())
-        may = self.gate.may_deal(version, self._next_rollout, self._deadlines())
+        ones that it makes no older, and others as far as every group can still be trained in time."""
+        aged = sum(group.leased_at == _leased_at(group, version) for group in self._returned.values())
+        may = self.gate.may_deal(version, self._next_rollout, [*self._deadlines(), *self._on_disk()])
         return min(aged + may, sys.maxsize)
 
     def _deadlines(self) -> list[int | None]:
         return [self._deadline(group) for group in self._outstanding() if group.leased_at is not None]
+
+    def _on_disk(self) -> list[int]:
+        """Deadlines of the groups of batches that an earlier attempt made: their rollouts have no place for others."""
+        return [j for j in self.recovery.replay if j >= self._next_rollout for _ in range(self.gate.batch)]
 
     def _outstanding(self) -> list[Group]:
         return [*self._in_flight.values(), *self._waiting.values(), *self._returned.values()]
@@ -150,8 +153,8 @@ class DataBuffer:
         ``version``: rollouts that the engines' weights were trained on."""
         order = sorted(self._returned.values(), key=lambda g: (_last_if_none(self._deadline(g)), g.index))
         again = order[:count]
-        if pending := [sample.index for group in again for sample in group.pending]:
-            self._journal.resume(pending, self._next_rollout, version)
+        self._resume([s.index for g in again for s in g.pending if s.status in WHOLE], None)
+        self._resume([s.index for g in again for s in g.pending if s.status not in WHOLE], version)
         fresh = [self._deal() for _ in range(count - len(again))]
         if fresh:
             rows = [(g.index, g.row, self.prompts.epoch, [s.index for s in g.pending]) for g in fresh]
@@ -159,11 +162,15 @@ class DataBuffer:
         for group in (*again, *fresh):
             self._returned.pop(group.index, None)
             self._in_flight[group.index] = group
-            if group.leased_at is None:
-                group.leased_at = version
+            group.leased_at = _leased_at(group, version)
             for sample in group.pending:
                 sample.rollout_id = self._next_rollout
         return again + fresh
+
+    def _resume(self, indices: list[int], version: int | None) -> None:
+        """``version``: of the weights that continue them; None where only their rewards are to come."""
+        if indices:
+            self._journal.resume(indices, self._next_rollout, version)
 
     def _deal(self) -> Group:
         row, rendered = self.prompts.next()
@@ -256,7 +263,8 @@ class DataBuffer:
         self._leave_out_what_is_too_late()
         finished = [(self._deadline(group), index) for index, group in self._waiting.items()]
         others = [*self._in_flight.values(), *(g for g in self._returned.values() if g.leased_at is not None)]
-        indices = self.gate.choose(finished, [self._deadline(group) for group in others], rollout_id)
+        waited_for = [*(self._deadline(group) for group in others), *self._on_disk()]
+        indices = self.gate.choose(finished, waited_for, rollout_id)
         if indices is None:
             return None
         self._next_rollout = rollout_id + 1
@@ -279,7 +287,7 @@ class DataBuffer:
         """Nothing, unless a resume has lowered the bound or a batch was dropped."""
         idle = [*self._waiting.values(), *self._returned.values()]
         aged = [(self._deadline(group), group.index) for group in idle if group.leased_at is not None]
-        late = {*self.gate.too_late(aged, self._next_rollout)}
+        late = {*self.gate.too_late(aged, self._next_rollout, self._on_disk())}
         for group in idle:
             if group.index in late:
                 self.reject(group, "stale")
@@ -328,6 +336,7 @@ class DataBuffer:
         indices = self.recovery.replay.get(rollout_id)
         if not indices:
             return None
+        self._next_rollout = rollout_id + 1
         return batches.again(self.folder, rollout_id, indices, rows=self._rows, reward_key=self._reward_key)
 
     def drop_batch(self, rollout_id: int) -> int:
@@ -376,6 +385,15 @@ def _sample(index: int, group: int, row: PromptRow, rendered: Any) -> Sample:
 def _storable(sample: Sample) -> bool:
     """A reward that the generate function gave is judged only later."""
     return sample.reward is None or (isinstance(sample.reward, int | float | dict) and not unstorable(sample.reward))
+
+
+def _leased_at(group: Group, version: int) -> int:
+    """What the group counts its age from when it goes out at ``version``. A kill may have lost the weights that wrote
+    what it has: older ones that continue it make it older."""
+    if group.leased_at is None:
+        return version
+    ends = all(sample.status in WHOLE for sample in group.pending)
+    return group.leased_at if ends else min(group.leased_at, version)
 
 
 def _last_if_none(deadline: int | None) -> int:
