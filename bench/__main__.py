@@ -55,6 +55,7 @@ def main() -> None:
 
         model = str(tiny.make("tiny:qwen3", folder / "model"))
         without_engines(table, folder, model)
+        loops(table, folder, model)
         trainer(table, folder, model)
         engines(table, folder, model)
     if QUICKSTART.exists():
@@ -77,6 +78,15 @@ def without_engines(table: Table, folder: pathlib.Path, model: str) -> None:
     table.at_least("disk publish / dd", published / dd, "ratio", 0.8, dd=dd, published=published)
 
 
+def loops(table: Table, folder: pathlib.Path, model: str) -> None:
+    from bench import schedules
+
+    found = schedules.ratios(model, folder / "schedules")
+    for schedule in ("one-step-off", "async"):
+        name = f"{schedule} / sync, generation as long as training"
+        table.at_least(name, found[schedule]["ratio"], "ratio", 1.7, schedules=found)
+
+
 def trainer(table: Table, folder: pathlib.Path, model: str) -> None:
     from bench import light
 
@@ -93,9 +103,11 @@ def trainer(table: Table, folder: pathlib.Path, model: str) -> None:
 def engines(table: Table, folder: pathlib.Path, model: str) -> None:
     from bench import rollout
 
-    found = rollout.ratio(model, folder / "serve", table.screen.say)
+    stage, partial = rollout.measured(model, folder / "serve", table.screen.say)
     name = "rollout stage / straight to the engine"
-    table.at_least(name, found["ratio"], "ratio", 0.95, tokens_per_second=found)
+    table.at_least(name, stage["ratio"], "ratio", 0.95, tokens_per_second=stage)
+    name = "partial rollouts on / off, tokens/s of batches of one size, lengths with a long tail"
+    table.at_least(name, partial["ratio"], "ratio", 1, tokens_per_second=partial)
 
 
 def _process(module: str, *arguments: str) -> dict[str, Any]:
