@@ -97,7 +97,8 @@ async def _phase(schedule: str, model: str, folder: pathlib.Path) -> None:
         )
         phase = Phase("train", options, folder, shared, None)
         try:
-            await phase.run()
+            with tracer.about(phase="train"):
+                await phase.run()
         finally:
             await phase.close()
             await client.close()

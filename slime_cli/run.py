@@ -66,7 +66,8 @@ class Run:
             for name, options, folder in phases:
                 phase = Phase(name, options, folder, shared, previous)
                 stack.push_async_callback(phase.close)
-                await phase.run()
+                with self.tracer.about(phase=name):
+                    await phase.run()
                 finished.append(phase.result())
                 previous = phase.final_checkpoint()
             return conclude(finished)
