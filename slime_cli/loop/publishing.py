@@ -6,7 +6,6 @@ an engine holds. Its methods block; the loop (:mod:`slime_cli.loop.phase`) calls
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -102,14 +101,8 @@ class Publisher:
     def due(self, rollout_id: int) -> bool:
         return self.timetable.due(rollout_id)
 
-    # -- the trainer's present weights ----------------------------------------------------------------------------------
-
-    def publish(self, step: int, *, flush: bool = True) -> list[Proof]:
-        """The weights after optimizer step ``step``, which the learner has now, into every engine, proven."""
-        return self.send(self.write(step), flush=flush)
-
     def write(self, step: int) -> Version:
-        """The first half of :meth:`publish`, during which engines may generate."""
+        """The weights after optimizer step ``step``, which the learner has now, as a version. Engines may generate."""
         with self.span("publish"):
             version = self.transport.write(self.learner, step)
             if self.keep_old_actor:
@@ -117,7 +110,7 @@ class Publisher:
         return version
 
     def send(self, version: Version, *, flush: bool = True) -> list[Proof]:
-        """The second half. Engines that are paused with requests in them get their weights with ``flush=False``."""
+        """The version into every engine, proven. ``flush`` is False for engines that are paused with requests in them."""
         urls = self.engines()
         verification.unchanged({url: self._holds[url] for url in urls if url in self._holds})
         with self.span("sync"):
@@ -137,8 +130,6 @@ class Publisher:
         steps = {self.timetable.step_held(found) for found in (commits, [*commits, *self.under_way()])}
         self.transport.prune({*map(layout.version_name, steps), *self._holds.values()})
 
-    # -- a resume -------------------------------------------------------------------------------------------------------
-
     def behind(self) -> Version | None:
         """The version that engines held after the last commit, where that was not the commit's own and it is still
         there. Says so when it is gone."""
@@ -157,28 +148,3 @@ class Publisher:
         if self.keep_old_actor:
             self.transport.restore(version, self.learner)
             self.learner.keep("old_actor")
-
-    def resume(self, step: int, version: Version | None) -> list[Proof]:
-        """The engines as the attempt before left them: :meth:`behind`'s version, or else the learner's own weights, those
-        after ``step``."""
-        return self.send(version) if version is not None else self.publish(step)
-
-
-# -- as slime_cli.loop.phase still asks -----------------------------------------------------------------------------------
-
-
-def evaluated(s: SlimeOptions, rollout_id: int) -> bool:
-    return Timetable.of(s, 0).evaluated(rollout_id)
-
-
-def due(s: SlimeOptions, rollout_id: int, total: int) -> bool:
-    return Timetable.of(s, total).due(rollout_id)
-
-
-def step_held(s: SlimeOptions, commits: Sequence[Committed], total: int) -> int:
-    return Timetable.of(s, total).step_held(commits)
-
-
-def complete(phase_folder: pathlib.Path, step: int) -> pathlib.Path | None:
-    folder = layout.version(phase_folder, step)
-    return folder if (folder / layout.MANIFEST).exists() else None

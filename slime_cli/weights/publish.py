@@ -20,9 +20,6 @@ from slime_cli.models import headers
 from slime_cli.weights.transports.disk import remove
 from slime_cli.weights.verification import shortened
 
-__all__ = ["checksum", "copy_model_files", "folder", "remove", "write"]
-folder = layout.version  # as slime_cli.loop.phase still calls it
-
 SHARD_BYTES = 4 * 2**30
 _LEFT_OUT = ("model.", "model-", "pytorch_model", layout.CHECKPOINT, layout.MANIFEST)
 

@@ -1,6 +1,6 @@
 """The publisher over scripted engines: which version each of them holds, after what, and what a resume sends again.
 
-1. After `publish` every engine holds the version, proven, and the publisher says which it is.
+1. After a version was written and sent every engine holds the version, proven, and the publisher says which it is.
 2. An engine that somebody else updated is noticed before anything is sent; engines that came later are not accused.
 3. After a failure no version counts as held.
 4. What a resume needs is never pruned.
@@ -80,7 +80,7 @@ class Run:
 
     def publish(self, step, **more):
         self.learner.step = step
-        return self.publisher.publish(step, **more)
+        return self.publisher.send(self.publisher.write(step), **more)
 
     def held(self):
         return [engine.version for engine in self.engines]
@@ -220,7 +220,7 @@ def test_a_resume_sends_again_what_the_engines_held(tmp_path, model):
     run.publisher.restore_old_actor(version)
     assert run.learner.kept == {"old_actor": 3}
     run.learner.step = 4  # the checkpoint is loaded
-    run.publisher.resume(4, version)
+    run.publisher.send(version)
     assert run.held() == ["v000003"] and run.publisher.held_step == 3 and run.said == []
     assert run.learner.kept == {"old_actor": 3}, "what the engines sample from, not what the trainer has"
 
@@ -229,8 +229,8 @@ def test_a_resume_sends_again_what_the_engines_held(tmp_path, model):
 def test_a_resume_at_a_published_step_publishes_the_trainers_own_weights(tmp_path, model, commits):
     run = resumed(tmp_path, model, Timetable(total=9, interval=3), commits)
     assert run.publisher.behind() is None and run.said == []
-    run.learner.step = step = len(commits)
-    run.publisher.resume(step, None)
+    step = len(commits)
+    run.publish(step)
     assert run.held() == [layout.version_name(step)]
 
 
@@ -238,8 +238,7 @@ def test_a_version_that_is_gone_is_said_and_the_trainers_own_takes_its_place(tmp
     run = resumed(tmp_path, model, Timetable(total=9, interval=3), [commit(n + 1, n) for n in range(4)])
     assert run.publisher.behind() is None
     assert run.said == ["the weights of step 3 are gone, so the engines continue with those of step 4"]
-    run.learner.step = 4
-    run.publisher.resume(4, None)
+    run.publish(4)
     assert run.held() == ["v000004"]
 
 
