@@ -3,12 +3,12 @@
 from typing import Any
 
 from slime_cli.buffer.batch import Batch
-from slime_cli.training.algorithm.advantages import execution_rewards, groups_without_spread
+from slime_cli.training.algorithm.advantages import trajectory_rewards, groups_without_spread
 
 
 def rewards_of(batch: Batch) -> list[float]:
     """One for each trajectory: the mean over its siblings."""
-    reward_N, first_N = execution_rewards(batch.columns.rewards_N, batch.columns.sample_index_N)
+    reward_N, first_N = trajectory_rewards(batch.columns.rewards_N, batch.columns.sample_index_N)
     return reward_N[first_N].tolist()
 
 

@@ -62,7 +62,7 @@ class Shape:
         return out
 
 
-def execution_rewards(rewards_N: np.ndarray, trajectories_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def trajectory_rewards(rewards_N: np.ndarray, trajectories_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """At each sample its trajectory's reward, the mean over siblings; and bool, True at the first of them. Both [N].
 
     ``trajectories_N`` names the trajectory of each sample; with None each is its own.
@@ -103,7 +103,7 @@ def grpo(
     if not normalise:
         return rewards_N.copy()
     out = np.zeros_like(rewards_N)
-    of_trajectory_N, first_N = execution_rewards(rewards_N, trajectories_N)
+    of_trajectory_N, first_N = trajectory_rewards(rewards_N, trajectories_N)
     for group in np.unique(groups_N):
         members = groups_N == group
         rewards_G = of_trajectory_N[members & first_N]

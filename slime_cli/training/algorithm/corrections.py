@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from slime_cli.training.algorithm.advantages import Shape, execution_rewards
+from slime_cli.training.algorithm.advantages import Shape, trajectory_rewards
 from slime_cli.training.settings import Settings
 
 LEVELS = ("token", "sequence", "geometric")
@@ -81,7 +81,9 @@ def mean_weight(weights_R: np.ndarray, level: str, shape: Shape, trajectories_N:
         return float(weights_R[shape.mask_R].mean())
     has_N = shape.counts() > 0
     of_sample_N = (shape.sums(weights_R) / np.maximum(shape.counts(), 1))[has_N]
-    of_trajectory_N, first_N = execution_rewards(of_sample_N, None if trajectories_N is None else trajectories_N[has_N])
+    of_trajectory_N, first_N = trajectory_rewards(
+        of_sample_N, None if trajectories_N is None else trajectories_N[has_N]
+    )
     return float(of_trajectory_N[first_N].mean())
 
 
