@@ -3,7 +3,7 @@
 from typing import Any
 
 from slime_cli.buffer.batch import Batch
-from slime_cli.training.algorithm.advantages import trajectory_rewards, groups_without_spread
+from slime_cli.training.algorithm.advantages import groups_without_spread, trajectory_rewards
 
 
 def rewards_of(batch: Batch) -> list[float]:
