@@ -269,7 +269,7 @@ class Phase:
 
     def flow(self) -> None:
         assert self.collector is not None
-        self.collector.flow(self.total)
+        self.collector.flow([i for i in range(self.first, self.total) if i not in self.buffer.recovery.replay])
 
     def begin(self, rollout_id: int) -> None:
         if rollout_id < self.total and rollout_id not in self._ahead:

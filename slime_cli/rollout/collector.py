@@ -10,7 +10,7 @@ function raised for a group, or an engine's death, ends the next :meth:`Collecto
 import asyncio
 import collections
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from slime_cli.buffer.types import Group, Sample, executions
@@ -67,8 +67,8 @@ class Collector[C, B]:
         """Rollouts that the engines' weights are trained on; :meth:`published` moves it."""
         self.streak = generator.failures.streak("groups")
         self._flows = False
-        self._last = 0
-        self._next = 0
+        self._to_come: set[int] = set()
+        """Rollouts that are still to be collected, where groups flow."""
         self._wanted: int | None = None
         self._ending = False
         self._tasks: dict[asyncio.Task[None], Group] = {}
@@ -81,17 +81,17 @@ class Collector[C, B]:
 
     # -- what the schedules call ---------------------------------------------------------------------------------------
 
-    def flow(self, last: int) -> None:
+    def flow(self, rollouts: Sequence[int]) -> None:
         """From now on groups are leased whenever there is room, whether a rollout waits for them or not; no more than
-        the rollouts before ``last`` can train."""
+        ``rollouts``, which have no batch yet, can train."""
         self._flows = True
-        self._last = last
+        self._to_come = set(rollouts)
         self._fill()
 
     async def take(self, rollout_id: int) -> B:
         """The batch of a rollout, as soon as the buffer has one. What is in flight beyond it is given back, unless
         groups flow."""
-        self._wanted = self._next = rollout_id
+        self._wanted = rollout_id
         try:
             while True:
                 self._raise()
@@ -103,7 +103,7 @@ class Collector[C, B]:
                 await self._changed.wait()
         finally:
             self._wanted = None
-        self._next = rollout_id + 1
+        self._to_come.discard(rollout_id)
         if not self._flows:
             await self.give_back()
         self._fill()
@@ -159,7 +159,7 @@ class Collector[C, B]:
         """How many more groups are leased now."""
         in_flight = len(self._tasks)
         if self._flows:
-            left = (self._last - self._next) * self.batch - in_flight - self.buffer.waiting
+            left = len(self._to_come) * self.batch - in_flight - self.buffer.waiting
             wanted = min(self.slots - in_flight, left)
         elif self._wanted is not None:
             have = in_flight + self.buffer.waiting

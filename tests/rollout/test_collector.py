@@ -199,7 +199,7 @@ async def test_a_user_s_function_that_does_not_hear_the_abort_is_ended(monkeypat
 async def test_groups_flow_into_every_room_and_stop_where_the_last_rollout_has_enough():
     generator = Scripted(slow=range(100))
     collector, buffer, _ = made(generator, batch=2, slots=3)
-    collector.flow(4)
+    collector.flow(range(4))
     await settle()
     assert generator.begun == [0, 1, 2] and buffer.peak == 3
     for event in generator.ready.values():
@@ -212,7 +212,7 @@ async def test_groups_flow_into_every_room_and_stop_where_the_last_rollout_has_e
 async def test_the_gate_bounds_what_flows():
     generator = Scripted()
     collector, buffer, _ = made(generator, batch=2, room=4)
-    collector.flow(100)
+    collector.flow(range(100))
     await settle()
     assert buffer.dealt == 4
     await collector.take(0)
