@@ -64,11 +64,11 @@ def _loader() -> type:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        def construct_scalar(self, node):
+        def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
             value = super().construct_scalar(node)
-            return Plain(value) if node.style is None else value
+            return Plain(value) if getattr(node, "style", None) is None else value
 
-        def construct_mapping(self, node, deep=False):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:
                 if str(key.value) in seen:

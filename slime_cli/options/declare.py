@@ -140,7 +140,7 @@ def group[T](name: str, *, needs: Need | None = None) -> Callable[[type[T]], typ
 
     def made(declared: type[T]) -> type[T]:
         # Nobody makes a group by itself: only fields are read, and generated methods would cost every start 15 ms.
-        found = dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)(declared)
+        found: Any = dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)(declared)
         found.NAME = name
         found.NEEDS = (needs,) if needs else ()
         return found
@@ -153,7 +153,8 @@ def options_of(declared: Any) -> Iterator[OwnOption]:
     for field in dataclasses.fields(declared):
         more = dict(field.metadata)
         flag = more.pop("flag") or f"--{field.name.replace('_', '-')}"
-        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        factory: Any = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
         kind = _kind(field.type)
         if kind["type"] == "bool":
             kind["action"] = "store_false" if default else "store_true"

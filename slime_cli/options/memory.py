@@ -114,7 +114,7 @@ def shape(m: dict[str, Any]) -> Shape | None:
 def _layers_of_experts(pattern: Any, layers: int) -> int:
     """``moe_layer_freq``: every so many layers, or one 0 or 1 for each."""
     found = pattern if isinstance(pattern, list) else expand(str(pattern))
-    return sum(found) if found else -(-layers // int(pattern))
+    return sum(found) if found else -(-layers // int(str(pattern)))
 
 
 def estimate(resolved: Resolved, derived: dict[str, Any] | None = None) -> dict[str, Any] | None:

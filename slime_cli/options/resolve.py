@@ -97,10 +97,20 @@ def resolve(argv: Sequence[str], profiles: Sequence[str] = (), command: str = "t
             phase_file = str(profile.path)
     layer, warnings = from_argv(list(argv), command)
     build.lay(layer, "flag")
-    empty = Resolved(
-        SlimeOptions(), {}, {}, {}, {}, phases, command, tuple(profiles), tuple(argv), tuple(warnings), phase_file
+    frame = Resolved(
+        slime=build.own(),
+        megatron={},
+        sglang={},
+        router={},
+        origins={},
+        phases=phases,
+        command=command,
+        profiles=tuple(profiles),
+        argv=tuple(argv),
+        warnings=tuple(warnings),
+        phase_file=phase_file,
     )
-    return build.done(empty)
+    return build.done(frame)
 
 
 def args_namespace(resolved: Resolved) -> types.SimpleNamespace:
@@ -132,7 +142,8 @@ class _Build:
         """Resolved options with derived values taken back to their defaults."""
         build = cls.defaults()
         for name, origin in resolved.origins.items():
-            section, dest = key = tuple(name.split(".", 1))
+            section, _, dest = name.partition(".")
+            key = (section, dest)
             if origin not in ("default", "derived"):
                 build.origins[key] = origin
                 if dest in resolved.values(section):
@@ -157,10 +168,13 @@ class _Build:
     def section(self, name: str) -> dict[str, Any]:
         return {dest: value for (section, dest), value in self.values.items() if section == name}
 
+    def own(self) -> SlimeOptions:
+        return SlimeOptions(**self.section("slime"))
+
     def done(self, frame: Resolved) -> Resolved:
-        extra = derived(SlimeOptions(**self.section("slime")), self.section("megatron"))
+        extra = derived(self.own(), self.section("megatron"))
         self.values |= extra
         self.origins |= dict.fromkeys(extra, "derived")
         origins = {f"{section}.{dest}": origin for (section, dest), origin in self.origins.items()}
         native = {name: self.section(name) for name in SECTIONS if name != "slime"}
-        return replace(frame, slime=SlimeOptions(**self.section("slime")), **native, origins=origins)
+        return replace(frame, slime=self.own(), **native, origins=origins)

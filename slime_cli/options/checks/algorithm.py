@@ -11,9 +11,10 @@ from slime_cli.options.resolve import Resolved
 
 def algorithm(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    if not (0 <= s.eps_clip <= 1 and s.eps_clip_high >= 0):
+    high = s.eps_clip if s.eps_clip_high is None else s.eps_clip_high
+    if not (0 <= s.eps_clip <= 1 and high >= 0):
         yield (
-            f"--eps-clip {s.eps_clip} and --eps-clip-high {s.eps_clip_high}",
+            f"--eps-clip {s.eps_clip} and --eps-clip-high {high}",
             "ratios need 0 <= low <= 1 (1 is no lower bound) and 0 <= high",
         )
     if s.eps_clip_c is not None and s.eps_clip_c <= 1:
