@@ -132,7 +132,7 @@ def replay(session: Session) -> dict[str, float]:
 
     own = log_probs(free, batch)
     parts, _ = told._parts(batch)
-    list(told._preparation(batch, parts).log_probs(routing.RECORD))
+    list(told._preparation(batch, parts).log_probs(how=routing.RECORD))
     chosen_TLK = batch.routed_experts_TLK.copy()
     for mb in (mb for part in parts for mb in part):
         at = np.concatenate(
