@@ -33,8 +33,8 @@ NOTES = """\
 `n/a`: expert parallelism of a model without experts. A gradient `-` is one that no rank has whole: a tied embedding's is summed over
 the first and the last pipeline stage by the optimizer's step, which is not taken here.
 
-Layers that predict further tokens (MiMo, GLM-4.5, DeepSeek-V3 and others have some) are not trained: `dist-to-hf` takes their
-weights from the original model, or leaves them out where those are quantised.
+Multi-token-prediction (MTP) layers (MiMo, GLM-4.5, DeepSeek-V3 and others have some) are not trained: `dist-to-hf`
+takes their weights from the original model, or leaves them out where those are quantised.
 """
 
 

@@ -1,8 +1,10 @@
-"""Writes ``slime_cli/profiles/models``: Megatron's options of published models, derived from the fields of their configs below.
+"""Writes ``slime_cli/profiles/models``: Megatron's options of published models, derived from the fields of their
+configs below.
 
-``python ci/model_profiles.py`` rewrites all of them, and the table of them in ``docs/models.md``; tests hold both. The rules are
-:mod:`slime_cli.models.families`; nothing here but names and numbers. ``--hf-checkpoint`` alone gives the same options, so a
-profile is for planning without the checkpoint (``slime train --dry-run``) and to have the numbers in view.
+``python ci/model_profiles.py`` rewrites all of them, and the table of them in ``docs/models.md``; tests hold both. The
+rules are :mod:`slime_cli.models.families`; nothing here but names and numbers. ``--hf-checkpoint`` alone gives the same
+options, so a profile is for planning without the checkpoint (``slime train --dry-run``) and to have the numbers in
+view.
 """
 
 import pathlib
@@ -129,13 +131,14 @@ KIMI = dict(
     vocab_size=163840, rope_theta=5e4, n_routed_experts=384, first_k_dense_replace=1, routed_scaling_factor=2.827
 )
 MOONLIGHT = dict(
-    vocab_size=163840, rope_theta=5e4, n_routed_experts=64, first_k_dense_replace=1, routed_scaling_factor=2.446, q_lora_rank=None,
-    num_experts_per_tok=6, n_shared_experts=2, moe_intermediate_size=1408, rms_norm_eps=1e-5, max_position_embeddings=8192,
+    vocab_size=163840, rope_theta=5e4, n_routed_experts=64, first_k_dense_replace=1, routed_scaling_factor=2.446,
+    q_lora_rank=None, num_experts_per_tok=6, n_shared_experts=2, moe_intermediate_size=1408, rms_norm_eps=1e-5,
+    max_position_embeddings=8192,
 )  # fmt: skip
 FLASH = dict(
-    architectures=["Glm4MoeLiteForCausalLM"], vocab_size=154880, rope_theta=1e6, rms_norm_eps=1e-5, max_position_embeddings=202752,
-    q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, moe_intermediate_size=1536, n_routed_experts=64, num_experts_per_tok=4,
-    first_k_dense_replace=1, routed_scaling_factor=1.8,
+    architectures=["Glm4MoeLiteForCausalLM"], vocab_size=154880, rope_theta=1e6, rms_norm_eps=1e-5,
+    max_position_embeddings=202752, q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, moe_intermediate_size=1536,
+    n_routed_experts=64, num_experts_per_tok=4, first_k_dense_replace=1, routed_scaling_factor=1.8,
 )  # fmt: skip
 MIMO = dict(architectures=["MiMoForCausalLM"], head_dim=128, vocab_size=151680, rms_norm_eps=1e-5, rope_theta=640000)
 
@@ -144,7 +147,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-1.5b": ("Qwen2.5-1.5B-Instruct", qwen2(1536, 8960, 28, 12, 2, **TIED)),
     "qwen2.5-3b": ("Qwen2.5-3B", qwen2(2048, 11008, 36, 16, 2, **TIED)),
     "qwen2.5-7b": ("Qwen2.5-7B-Instruct", qwen2(3584, 18944, 28, 28, 4, vocab_size=152064)),
-    "qwen2.5-32b": ("Qwen2.5-32B", qwen2(5120, 27648, 64, 40, 8, vocab_size=152064, rms_norm_eps=1e-5, max_position_embeddings=131072)),
+    "qwen2.5-32b": (
+        "Qwen2.5-32B",
+        qwen2(5120, 27648, 64, 40, 8, vocab_size=152064, rms_norm_eps=1e-5, max_position_embeddings=131072),
+    ),
     "qwen3-0.6b": ("Qwen3-0.6B", qwen3(1024, 3072, 28, 16, 8, **TIED)),
     "qwen3-1.7b": ("Qwen3-1.7B", qwen3(2048, 6144, 28, 16, 8, **TIED)),
     "qwen3-4b": ("Qwen3-4B", qwen3(2560, 9728, 36, 32, 8, **TIED)),
@@ -166,16 +172,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "GLM-4.5", glm4_moe(5120, 12288, 92, 96, 8, ffn=1536, experts=160, dense=3, scale=2.5, qk_norm=True),
     ),
     "glm4.6-355b-a32b": (
-        "GLM-4.6", glm4_moe(5120, 12288, 92, 96, 8, ffn=1536, experts=160, dense=3, scale=2.5, qk_norm=True, length=202752),
+        "GLM-4.6",
+        glm4_moe(5120, 12288, 92, 96, 8, ffn=1536, experts=160, dense=3, scale=2.5, qk_norm=True, length=202752),
     ),
     "glm4.7-30b-a3b": ("GLM-4.7-Flash", deepseek(2048, 10240, 47, 20, 20, **FLASH)),
     "deepseek-v3": ("DeepSeek-V3, V3.1 and R1", deepseek_v3(61)),
     "deepseek-v3-5layer": ("the first 5 layers of DeepSeek-V3, for trials", deepseek_v3(5)),
     "deepseek-v3-20layer": ("the first 20 layers of DeepSeek-V3, for trials", deepseek_v3(20)),
-    "kimi-k2": ("Kimi-K2-Instruct", deepseek(7168, 18432, 61, 64, 64, max_position_embeddings=131072, **KIMI) | yarn(32.0, 1.0)),
+    "kimi-k2": (
+        "Kimi-K2-Instruct",
+        deepseek(7168, 18432, 61, 64, 64, max_position_embeddings=131072, **KIMI) | yarn(32.0, 1.0),
+    ),
     "kimi-k2-thinking": (
         "Kimi-K2-Thinking",
-        deepseek(7168, 18432, 61, 64, 64, max_position_embeddings=262144, **KIMI) | yarn(64.0, 1.0) | {"rms_norm_eps": 1e-5},
+        deepseek(7168, 18432, 61, 64, 64, max_position_embeddings=262144, **KIMI)
+        | yarn(64.0, 1.0)
+        | {"rms_norm_eps": 1e-5},
     ),
     "moonlight": ("Moonlight-16B-A3B", deepseek(2048, 11264, 27, 16, 16, **MOONLIGHT)),
 }  # fmt: skip
@@ -198,7 +210,7 @@ BEGIN, END = (
 
 
 def parameters(a: dict[str, Any]) -> int:
-    """Of a model with these options, by dest. Without layers that predict further tokens."""
+    """Parameters of a model with these options (by dest), without multi-token-prediction (MTP) layers."""
     h, heads = a["hidden_size"], a["num_attention_heads"]
     every = [int("num_experts" in a)] * a["num_layers"]
     sparse = architecture.expand(a["moe_layer_freq"]) if "moe_layer_freq" in a else every

@@ -11,8 +11,7 @@ import traceback
 
 if __name__ == "__main__" and not sys.flags.safe_path:
     # `python -m` put the working directory first, where a user's json.py would be imported in place of the library. It
-    # goes
-    # to the end, in case that it holds slime, until slime itself takes it away.
+    # goes to the end, in case that it holds slime, until slime itself takes it away.
     sys.path.append(sys.path.pop(0))
 
 from collections.abc import Sequence
@@ -58,8 +57,7 @@ def _end_as_by_ctrl_c() -> None:
     """A batch system's SIGTERM and a closed terminal's SIGHUP too: what was begun is taken away, children are ended.
 
     What the caller has this process ignore (``nohup``) stays ignored. A user's function that catches everything never
-    lets one
-    through: who insists is heard, and a run resumes from that as from ``kill -9``.
+    lets one through: who insists is heard, and a run resumes from that as from ``kill -9``.
     """
     from slime_cli.errors import Interrupted
 

@@ -1,8 +1,8 @@
 """A disk that is full, read-only or failing: tried before a run, and named where it is met. Torch-free.
 
 :func:`writable` and :func:`short_of_room` are called before anything starts. :func:`naming` is put around what writes a
-file, so that
-the message has the path; :func:`cause` finds a disk's words in whatever error a library or a process made of them.
+file, so that the message has the path; :func:`cause` finds a disk's words in whatever error a library or a process made
+of them.
 """
 
 import contextlib
@@ -39,8 +39,7 @@ def cause(error: BaseException | None) -> str:
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
     """Raises EngineError with ``path`` for an error of the disk that the block met. Torch's writer raises a
-    RuntimeError that does not
-    say what it met, Megatron's an exception of checkpoints: the disk is asked then."""
+    RuntimeError that does not say what it met, Megatron's an exception of checkpoints: the disk is asked then."""
     try:
         yield
     except (SlimeError, KeyboardInterrupt, SystemExit, GeneratorExit):

@@ -57,8 +57,8 @@ def require(url: str, path: str, body: dict[str, Any], timeout: float) -> httpx.
 
 
 def each(urls: Sequence[str], ask: Callable[[str], T]) -> list[T]:
-    """What ``ask`` finds of each engine, all at once. Raises EngineError, after the last answer, that names every engine
-    that failed."""
+    """What ``ask`` finds of each engine, all at once. Raises EngineError, after the last answer, that names every
+    engine that failed."""
     with concurrent.futures.ThreadPoolExecutor(max(len(urls), 1)) as pool:
         jobs = [pool.submit(ask, url) for url in urls]
         concurrent.futures.wait(jobs)

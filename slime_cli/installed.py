@@ -2,9 +2,8 @@
 them.
 
 Used by doctor, by every command that starts an engine, and by run.json. megatron-bridge stands apart: the packages that
-it
-asks for contradict SGLang's (two versions of flashinfer-python), and it imports almost none of them. So slime declares
-those that it does import, and megatron-bridge itself is installed without its requirements, by one command.
+it asks for contradict SGLang's (two versions of flashinfer-python), and it imports almost none of them. So slime
+declares those that it does import, and megatron-bridge itself is installed without its requirements, by one command.
 """
 
 import importlib.metadata

@@ -124,7 +124,7 @@ class Journal:
         raise AssertionError("unreachable")
 
     def _read_a_newer_copy(self, version: int) -> None:
-        """In memory: an older journal of a run that nobody goes on with stays as it is."""
+        """In memory: an older journal of a run that nobody resumes stays as it is."""
         copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._db.backup(copy)
         self._db.close()

@@ -120,7 +120,7 @@ def _megatron(words: list[str], profiles: list[str], say: Callable[[str], None])
 
 
 _NOT_ARCHITECTURE = {"attention_dropout", "hidden_dropout", "use_rotary_position_embeddings"}
-"""Of a model profile, but without a part in what the weights are."""
+"""Options that a model profile may hold and that do not change what the weights are."""
 
 
 @contextlib.contextmanager

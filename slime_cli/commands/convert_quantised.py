@@ -17,7 +17,7 @@ Ignore = Annotated[
         help="Keep modules: whole parts of a name (layers.0), * for anything; may be repeated.",
     ),
 ]
-AGAIN = "An interrupted conversion goes on when the same command is given again."
+AGAIN = "The same command continues an interrupted conversion."
 
 
 def add_to(app: typer.Typer) -> None:

@@ -1,8 +1,8 @@
 """``slime doctor function KIND PATH``: the contract test of a user's function.
 
 The function is loaded as a run loads it and called as a run calls it, with samples made up here; what comes back goes
-through the checks of the run. A finding says what was looked at. Options of ``slime train`` that follow make the ``args``
-that the function gets.
+through the checks of the run. A finding says what was looked at. Options of ``slime train`` that follow make the
+``args`` that the function gets.
 """
 
 import asyncio

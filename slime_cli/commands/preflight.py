@@ -1,10 +1,8 @@
 """What ``slime train`` looks at before it starts anything: model, checkpoints, endpoint, data, users' functions.
 
 ``--dry-run`` calls the same :func:`check`, so it refuses what the run would refuse. What is merely not on this machine
-(a
-folder, a file, a module) it warns of: a launch script is often looked at far from the machine that it is for.
-Torch-free,
-but for what a user's own module imports.
+(a folder, a file, a module) it warns of: a launch script is often looked at far from the machine that it is for.
+Torch-free, but for what a user's own module imports.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""``slime trace``: what a run did. Reads only; safe on a run that is going on."""
+"""``slime trace``: what a run did. Reads only; safe while the run works."""
 
 import pathlib
 from collections.abc import Callable

@@ -225,8 +225,7 @@ def _hf_dtype(config: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def _building(save: pathlib.Path) -> Iterator[pathlib.Path]:
     """A folder on the disk of ``save`` that is gone afterwards. One process at a time has one for ``save``; what a
-    killed
-    one left is removed.
+    killed one left is removed.
     """
     prefix = f".{save.name}.converting-"
     try:
@@ -253,8 +252,7 @@ def _building(save: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _lock(folder: pathlib.Path) -> int | None:
     """A descriptor that holds the folder's lock until it is closed; None on a disk that carries none. Raises
-    BlockingIOError
-    while another process has it.
+    BlockingIOError while another process has it.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,8 +1,7 @@
 """Number formats of HF checkpoints: what is converted to which tensors, and what ``config.json`` says of it.
 
 A :class:`Source` is a checkpoint that is read tensor by tensor, a :class:`Format` a direction of conversion. The
-arithmetic is
-in :mod:`slime_cli.models.quantise`, the writing in :mod:`slime_cli.convert.requantise`.
+arithmetic is in :mod:`slime_cli.models.quantise`, the writing in :mod:`slime_cli.convert.requantise`.
 """
 
 import abc
@@ -348,7 +347,7 @@ def _layer(name: str) -> str:
 
 
 _PART = re.compile(r"\.(q|k|v|gate|up)_proj$")
-"""Of a layer that engines make of several modules."""
+"""A module that engines fuse with others into one layer."""
 
 
 def _unconverted(source: Source, plan: Plan) -> list[str]:

@@ -1,12 +1,10 @@
 """One Hugging Face checkpoint into another of a different number format, shard by shard. Called by ``slime convert``.
 
 Memory is bounded by one shard that is written; tensors are read one at a time, and a scale may lie in another shard
-than its
-weight. What headers and options show is checked before anything is written. Each shard is written under a temporary
-name, synced
-and renamed, so a shard that is there is whole: the same call continues where an earlier one was stopped, and gives the
-same
-bytes. ``conversion.json`` says what is being made until ``checkpoint.json``, written last, says that it is complete.
+than its weight. What headers and options show is checked before anything is written. Each shard is written under a
+temporary name, synced and renamed, so a shard that is there is whole: the same call continues where an earlier one was
+stopped, and gives the same bytes. ``conversion.json`` says what is being made until ``checkpoint.json``, written last,
+says that it is complete.
 """
 
 import contextlib
@@ -126,7 +124,7 @@ def _write_shard(path: pathlib.Path, tensors: Tensors) -> None:
         fsync_folder(path.parent)
     except (SafetensorError, OSError) as error:
         part.unlink(missing_ok=True)
-        raise DataError(f"{path}: {error}", "make room for it; the same command goes on with this shard") from None
+        raise DataError(f"{path}: {error}", "make room for it; the same command continues with this shard") from None
 
 
 def _finish(save: pathlib.Path, source: Source, plan: Plan, form: Format, screen: Screen) -> None:

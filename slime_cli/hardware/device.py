@@ -12,7 +12,7 @@ import shutil
 import subprocess
 
 from slime_cli.errors import UsageError
-from slime_cli.hardware import transformer_engine
+from slime_cli.hardware import adaptations, transformer_engine
 
 CPU_FOLDER = pathlib.Path(__file__).parent / "cpu"
 
@@ -50,16 +50,16 @@ def find() -> Device:
 def prepare_trainer() -> Device:
     """Makes this process able to run Megatron on what the machine has; call before anything imports megatron."""
     device = find()
-    from slime_cli.hardware.cpu import redirect
-
     if device.kind == "cpu":
+        from slime_cli.hardware.cpu import redirect
+
         redirect.install()
     else:
         os.environ.setdefault(
             "CUDA_DEVICE_MAX_CONNECTIONS", "1"
         )  # Megatron refuses tensor and context parallelism without
         if transformer_engine.problem(device.kind) is not None:
-            redirect.stand_in_for_transformer_engine()
+            transformer_engine.stand_in()
     return device
 
 
@@ -115,7 +115,8 @@ def engine_environment(environment: dict[str, str]) -> dict[str, str]:
     out.setdefault("SGLANG_TIMEOUT_KEEP_ALIVE", "7200")
     if find().kind == "cpu":
         out["SGLANG_USE_CPU_ENGINE"] = "1"
-        out["PYTHONPATH"] = os.pathsep.join(p for p in (str(CPU_FOLDER), out.get("PYTHONPATH", "")) if p)
+        stand_ins = adaptations.KERNELS_ON_CPU.stand_ins(CPU_FOLDER, "sgl_kernel")
+        out["PYTHONPATH"] = os.pathsep.join(p for p in (stand_ins, out.get("PYTHONPATH", "")) if p)
         out.setdefault("OMP_NUM_THREADS", "1")
     else:
         out["NCCL_CUMEM_ENABLE"] = (

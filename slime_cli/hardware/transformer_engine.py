@@ -1,15 +1,26 @@
-"""Whether Transformer Engine can be used. Imported by processes that train or convert, before Megatron.
+"""Whether Transformer Engine can be used, and a stand-in where it cannot. For processes that train or convert.
 
 A package that is there may not load (built for another torch, a library missing), so it is imported, and one that
 does not load counts as none, with a word about it.
+
+megatron-bridge imports transformer_engine for its LoRA layers, used or not. In the stand-in every name is a class that
+can be imported, asked about with ``isinstance`` and derived from; whoever builds something from it gets an error.
 """
 
 import functools
+import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import sys
+import types
+from typing import Any
+
+from slime_cli.errors import UsageError
+from slime_cli.hardware import adaptations
 
 NAME = "transformer_engine"
+STAND_IN_VERSION = "0.0.0"
 
 
 @functools.cache
@@ -30,6 +41,60 @@ def problem(kind: str) -> str | None:
             f"{type(error).__name__}: {reason}"
         )
     return None
+
+
+def stand_in() -> None:
+    """Puts the stand-in where ``import transformer_engine`` finds it.
+
+    Megatron decides whether it has Transformer Engine when it is first imported, so that import comes first; a package
+    that does not load is hidden from it.
+    """
+    import torch
+
+    if sys.modules.get(NAME) is not None:
+        return
+    adaptations.NO_TRANSFORMER_ENGINE.no_module(NAME)
+    import megatron.core.models.gpt
+    import megatron.core.transformer.transformer_layer  # noqa: F401
+
+    inside = _StandIn(f"{NAME}.pytorch", torch.nn.Module)
+    adaptations.NO_TRANSFORMER_ENGINE.module(inside)
+    adaptations.NO_TRANSFORMER_ENGINE.module(_StandIn(NAME, torch.nn.Module, pytorch=inside))
+
+
+class _StandIn(types.ModuleType):
+    """A package whose every name is a class that cannot be built."""
+
+    def __init__(self, name: str, base: type, **inside: Any) -> None:
+        super().__init__(name)
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        self.__path__ = []
+        self.__dict__["__version__"] = STAND_IN_VERSION
+        self.__dict__.update(inside)
+        self._base = base
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent(f"{self.__name__}.{name}", (self._base,), {"__new__": _refuse})
+
+
+class _Absent(type):
+    """A class of the stand-in; every attribute is another one."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent(f"{cls.__name__}.{name}", cls.__mro__[1:2], {"__new__": _refuse})
+
+
+def _refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Raises UsageError; for a class that derives from a stand-in's too, whatever its ``__init__`` does."""
+    name = next(kind.__name__ for kind in cls.__mro__ if isinstance(kind, _Absent) and kind.__module__ == __name__)
+    raise UsageError(
+        f"{name} is needed, and Transformer Engine is not installed (or does not load) here",
+        "install transformer-engine on a machine with a GPU, or leave out what asks for its layers (LoRA, FP8)",
+    )
 
 
 def forget() -> None:

@@ -50,7 +50,7 @@ def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
     """What the generate function ``where`` returned for ``leased``: a Sample, or the list it fanned out into (maybe
     empty).
 
-    Each as a copy that has the execution's identity, whatever the function wrote there, and plain values where it left
+    Each as a copy that has the trajectory's identity, whatever the function wrote there, and plain values where it left
     arrays.
     UsageError for anything else; ValueError for a status that there is not.
     """
@@ -58,7 +58,7 @@ def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
     strange = next((type(one).__name__ for one in found if not isinstance(one, Sample)), None)
     if strange:
         held = f"a list that holds {strange}" if isinstance(result, list) else strange
-        raise UsageError(f"{where} returned {held}", "return a Sample, or a flat list of the Samples of one execution")
+        raise UsageError(f"{where} returned {held}", "return a Sample, or a flat list of the Samples of one trajectory")
     identity = {"index": leased.index, "group_index": leased.group_index, "rollout_id": leased.rollout_id}
     return [dataclasses.replace(one, **identity, part=part, **plain_fields(one)) for part, one in enumerate(found)]
 
@@ -213,7 +213,7 @@ def users_named(what: str) -> Iterator[None]:
 
 
 def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
-    """Of ``offered``, the keywords that the signature takes: how optional ones are passed."""
+    """The keywords of ``offered`` that the signature takes: how optional ones are passed."""
     function = function.function if isinstance(function, Hook) else function
     try:
         parameters = inspect.signature(function).parameters.values()

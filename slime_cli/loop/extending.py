@@ -39,7 +39,7 @@ def finished(resolved: Resolved, run_dir: pathlib.Path, rollouts: Mapping[str, i
 
 
 def reopen(stages: Sequence[StageOf], run_dir: pathlib.Path, rollouts: Mapping[str, int], say: Say) -> None:
-    """Takes the mark "finished" from phases that are asked for more. Killed after it, the run goes on from there."""
+    """Takes the mark "finished" from phases that are asked for more. Killed after it, the run continues from there."""
     for number, (name, options, folder) in enumerate(stages):
         path = folder / layout.JOURNAL
         with Journal(path) if path.exists() else contextlib.nullcontext() as journal:

@@ -87,7 +87,7 @@ class Publisher:
         self.span = span
         self.say = say
         self.proofs: list[Proof] = []
-        """Of the version that the engines hold, one an engine."""
+        """What each engine showed for the version that they hold."""
         self._holds: dict[str, str] = {}
         """Engine -> the version that it was sent last."""
         self.held: str | None = None

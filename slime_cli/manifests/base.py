@@ -1,9 +1,8 @@
 """The on-disk contracts' common part: JSON with a ``schema`` field, written atomically, read strictly.
 
 A manifest is a frozen msgspec struct tagged ``slime.NAME/VERSION``. :func:`write` goes through a temporary file, fsync
-and
-rename, so a reader sees the old manifest or the new one. :func:`read` refuses unknown names, future versions and fields
-that do not fit, with the file's name in the message.
+and rename, so a reader sees the old manifest or the new one. :func:`read` refuses unknown names, future versions and
+fields that do not fit, with the file's name in the message.
 """
 
 import hashlib

@@ -55,8 +55,7 @@ def complete(
     option: str = "--ckpt-step",
 ) -> pathlib.Path:
     """The checkpoint folder that ``path`` is, or the newest whole one in it, or the one of ``step``; ``say`` is told of
-    newer ones
-    that are not whole, and of a tracker file that says something else.
+    newer ones that are not whole, and of a tracker file that says something else.
 
     Raises DataError when there is none.
     """

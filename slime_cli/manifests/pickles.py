@@ -71,7 +71,7 @@ class Refused(Exception):
 
 def check(folder: pathlib.Path, *, own: bool = False) -> None:
     """Raises DataError for a torch_dist folder with a pickle that names something else, or of another form. ``own``:
-    a run goes on from what it saved itself, FP8 state of Transformer Engine included, which cannot be looked
+    a run resumes from what it saved itself, FP8 state of Transformer Engine included, which cannot be looked
     through.
     """
     place = folder

@@ -1,8 +1,7 @@
 """Megatron's architecture options for an HF config. Torch-free.
 
 :func:`megatron_args` is the one place that derives them: training, conversion, ``slime convert derive`` and the shipped
-model
-profiles (``ci/model_profiles.py``) all take them from here. What each architecture means is in
+model profiles (``ci/model_profiles.py``) all take them from here. What each architecture means is in
 :mod:`slime_cli.models.families`. Keys are dests of Megatron's own parser, values as slime reads them from a command
 line.
 """
@@ -54,8 +53,7 @@ def rows(config: dict[str, Any]) -> int:
 
 def context_length(config: dict[str, Any], given: int | None = None) -> int | None:
     """Tokens of a prompt with its answer: ``given`` (``--sglang-context-length``), or what SGLang takes from the
-    config; None where
-    it does not say."""
+    config; None where it does not say."""
     if given:
         return given
     text = config.get("text_config") or config

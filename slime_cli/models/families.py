@@ -2,10 +2,8 @@
 caller.
 
 Every function takes a ``config.json`` and returns what it says of the model; what Megatron has no option for is a
-DataError,
-never left out in silence. Fields that change nothing in the weights or the logits (dropouts, cache, multi-token
-prediction
-layers, which the main model does not use) are not read.
+DataError, never left out in silence. Fields that change nothing in the weights or the logits (dropouts, cache,
+multi-token prediction layers, which the main model does not use) are not read.
 """
 
 from collections.abc import Callable
@@ -102,7 +100,7 @@ def _rotary_percent(c: Config, rope: dict[str, Any], default: float = 1.0) -> Ar
 
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of Llama 3's scaling, what Megatron has no option for."""
+"""The part of Llama 3's scaling that Megatron has no option for."""
 
 
 def _rope(c: Config, percent: float = 1.0) -> Args:

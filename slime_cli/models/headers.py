@@ -108,8 +108,7 @@ def files(folder: pathlib.Path) -> list[str]:
 
 def header(path: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Name -> ``dtype``, ``shape`` and ``place`` (:class:`Held`). Raises ValueError when the file is not there, is not
-    whole
-    or is no such file.
+    whole or is no such file.
     """
     try:
         size = path.stat().st_size

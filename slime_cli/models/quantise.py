@@ -2,17 +2,15 @@
 ``requantise``.
 
 A weight is ``[out, in]`` or a stack of experts ``[experts, out, in]``, of which every expert is treated as a matrix of
-its own.
-What a format stores beside a weight is keyed by the suffix that its name gets: ``X.weight`` and ``X.weight_scale_inv``.
+its own. What a format stores beside a weight is keyed by the suffix that its name gets: ``X.weight`` and
+``X.weight_scale_inv``.
 
 FP8 (``float8_e4m3fn``): weight = q * scale, one float32 scale for each rectangle of the matrix. DeepSeek-V3's format
-has
-128x128 blocks and calls the scales ``weight_scale_inv`` (README_WEIGHTS.md of its repository); compressed-tensors'
+has 128x128 blocks and calls the scales ``weight_scale_inv`` (README_WEIGHTS.md of its repository); compressed-tensors'
 ``float-quantized`` has one a row (``channel``) or one a matrix (``tensor``) and calls them ``weight_scale``.
 
 INT4 (compressed-tensors' ``pack-quantized``): weight = (q - zero) * scale, q and zero in -8..7, one scale and zero for
-each
-``group`` of neighbours in a row. q + 8 is stored as a nibble, eight to an int32 with the first in the lowest bits.
+each ``group`` of neighbours in a row. q + 8 is stored as a nibble, eight to an int32 with the first in the lowest bits.
 
 Every function raises :class:`DataError` with a message that continues a tensor's name.
 """
@@ -43,14 +41,10 @@ def quantise_fp8(
     """FP8 values of ``weight``'s shape, and their float32 scales.
 
     scale = max |weight| / 448 over a rectangle, 1 where that is zero; with ``scale_fmt="ue8m0"`` rounded up to a power
-    of two.
-    Scales have shape ``[ceil(out / block[0]), ceil(in / block[1])]`` for ``block``, ``[out, 1]`` for ``channel`` and
-    ``[1]`` for
-    ``tensor``; of a stack of experts, ``[experts, rows, columns]`` of the same. A rectangle at the edge may be smaller:
-    it
-    counts as padded with zeros that are not stored. An element is off by at most 2**-4 of its own size, or by 2**-10 of
-    the
-    scale where it is tiny. Raises DataError for NaN and infinity.
+    of two. Scales have shape ``[ceil(out / block[0]), ceil(in / block[1])]`` for ``block``, ``[out, 1]`` for
+    ``channel`` and ``[1]`` for ``tensor``; of a stack of experts, ``[experts, rows, columns]`` of the same. A rectangle
+    at the edge may be smaller: it counts as padded with zeros that are not stored. An element is off by at most 2**-4
+    of its own size, or by 2**-10 of the scale where it is tiny. Raises DataError for NaN and infinity.
     """
     if weight.dim() == 3:
         pairs = [_fp8_matrix(expert, strategy, block, scale_fmt) for expert in weight]
@@ -139,16 +133,13 @@ def quantise_int4(weight: torch.Tensor, group: int, symmetric: bool) -> dict[str
     symmetric.
 
     Rounds to nearest. Symmetric: scale = max |weight| / 7.5. Asymmetric: scale = (max - min) / 15 over the group and
-    zero, and
-    the zero point is where 0.0 falls, so that zeros stay exact. The scale has the weight's dtype (bfloat16 for float32:
-    an
-    engine computes in 16 bits), rounded up, which keeps every element within half a stored scale. A group of zeros has
-    scale 1.
+    zero, and the zero point is where 0.0 falls, so that zeros stay exact. The scale has the weight's dtype (bfloat16
+    for float32: an engine computes in 16 bits), rounded up, which keeps every element within half a stored scale. A
+    group of zeros has scale 1.
 
     ``_packed``: int32 ``[out, ceil(in / 8)]``. ``_scale``: ``[out, in / group]``. ``_shape``: int64, the weight's.
     ``_zero_point``: int32 ``[ceil(out / 8), in / group]``, packed along the rows. A stack of experts has one more
-    dimension in
-    front. Raises DataError for NaN and infinity, and for rows that ``group`` does not divide.
+    dimension in front. Raises DataError for NaN and infinity, and for rows that ``group`` does not divide.
     """
     if weight.shape[-1] % group:
         raise DataError(

@@ -2,7 +2,7 @@
 Torch-free.
 
 :func:`required` is what :mod:`slime_cli.models.whole` compares a folder with. A test compares it with what
-transformers itself saves of every architecture. Layers that predict further tokens are not in it: engines and Megatron
+transformers itself saves of every architecture. Multi-token-prediction (MTP) layers are not in it: engines and Megatron
 do without them.
 """
 
@@ -41,7 +41,7 @@ def required(config: Config) -> Tensors | None:
 
 
 def further(name: str, layers: int) -> bool:
-    """The tensor is of a layer that predicts further tokens; ``layers``: of the model itself."""
+    """Whether the tensor belongs to a multi-token-prediction (MTP) layer; ``layers``: how many the model itself has."""
     found = re.match(r"model\.layers\.(\d+)\.", name)
     return name.startswith(("mtp.", "model.mtp_layers.")) or bool(found) and int(found[1]) >= layers
 

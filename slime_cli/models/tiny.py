@@ -1,8 +1,8 @@
 """``tiny:`` checkpoints: a small model of a real architecture with a tokenizer and chat template of its own.
 
 ``--hf-checkpoint tiny:qwen3?hidden_size=128&num_hidden_layers=3`` (or ``tiny:qwen3_moe``) makes one in the run
-directory, from a seed, so that a
-whole run needs nothing from outside. Query arguments are fields of the HF config; ``seed`` is the only other one.
+directory, from a seed, so that a whole run needs nothing from outside. Query arguments are fields of the HF config;
+``seed`` is the only other one.
 """
 
 import json

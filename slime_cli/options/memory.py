@@ -47,7 +47,7 @@ class Shape:
     vocab: int
     tied: bool
     attention: int
-    """Of a layer, as the two below."""
+    """In one layer, as the two below."""
     norms: int
     cached: int
     """Numbers that an engine keeps of a token in a layer; split by tensor parallelism as far as ``heads_cached``
@@ -56,7 +56,7 @@ class Shape:
     dense: int
     """Feed-forwards, shared experts and routers of all layers."""
     experts: int
-    """Of all layers."""
+    """In all layers."""
 
     @property
     def embeddings(self) -> int:

@@ -38,7 +38,7 @@ _TEXT = """
 
 --use-fault-tolerance --rollout-health-check-interval --rollout-health-check-timeout
 --rollout-health-check-first-wait
-    leave it out: an engine that dies leaves the router, and the run goes on with the others
+    leave it out: an engine that dies leaves the router, and the run continues with the others
 
 --ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm
 --ci-load-grad-norm
@@ -84,7 +84,7 @@ _TEXT = """
     leave it out: samples reach the trainer through Ray's object store
 
 --start-rollout-id
-    leave it out: a run that is started again goes on after its last commit
+    leave it out: a run that is started again resumes after its last commit
 
 --ref-ckpt-step
     name the checkpoint's own folder: --ref-load DIR/iter_NNNNNNN

@@ -25,7 +25,7 @@ _BY_REASON: dict[str, str] = {
         null_tokenizer_pad_id
     """
     ),
-    "slime says itself what is loaded: the weights of --load begin a run, and a resume goes on from its own last commit": (
+    "slime says itself what is loaded: the weights of --load begin a run, and a resume begins at its last commit": (
         """
         finetune no_load_optim no_load_rng exit_on_missing_checkpoint pretrained_checkpoint
         auto_detect_ckpt_format use_checkpoint_args use_mp_args_from_checkpoint_args
@@ -80,7 +80,7 @@ _BY_REASON: dict[str, str] = {
         inference_wandb_logging langrl_env_config max_tokens_to_oom output_bert_embeddings
     """
     ),
-    "Megatron's watchdogs do not run: a run that is started again goes on after its last commit": (
+    "Megatron's watchdogs do not run: a run that is started again resumes after its last commit": (
         """
         calc_ft_timeouts enable_ft_package flight_recorder_dump_on_timeout flight_recorder_dump_path
         flight_recorder_extra_dump_on_exec flight_recorder_include_only_active

@@ -63,12 +63,12 @@ class Budget:
 
     @property
     def trainer_idle_share(self) -> float:
-        """Of the steps' time, 0 to 1."""
+        """Share of the steps' time, 0 to 1."""
         return self.trainer_idle / self.seconds if self.seconds else 0.0
 
     @property
     def rollout_idle_share(self) -> float | None:
-        """Of the steps' time, 0 to 1."""
+        """Share of the steps' time, 0 to 1."""
         return None if self.rollout_idle is None else self.rollout_idle / self.seconds
 
 

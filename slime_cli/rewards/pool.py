@@ -83,7 +83,7 @@ class Queue:
 
 
 class Lost(Exception):
-    """Internal: the worker is of no use any more. ``loading``: it had not begun with the jobs."""
+    """Internal: the worker must be replaced. ``loading``: it had not begun with the jobs."""
 
     def __init__(self, failure: RewardFailure, loading: bool) -> None:
         super().__init__(failure)

@@ -2,10 +2,9 @@
 
 :class:`RewardPool` is used by the rollout and by evaluation. Invariants: every sample gets a number, a dict holding a
 finite number under the reward key (evaluation has one of its own), or a RewardFailure; nothing a grader or a user's
-function does raises into the
-caller. ``metadata["custom_rm_path"]`` wins over ``--custom-rm-path``, ``metadata["rm_type"]`` over ``--rm-type``, and
-a custom function over any type. A reward that the generate function gave a sample stands and is only checked, except
-with ``--group-rm``, whose function sees it and has the last word.
+function does raises into the caller. ``metadata["custom_rm_path"]`` wins over ``--custom-rm-path``,
+``metadata["rm_type"]`` over ``--rm-type``, and a custom function over any type. A reward that the generate function
+gave a sample stands and is only checked, except with ``--group-rm``, whose function sees it and has the last word.
 """
 
 import asyncio
@@ -104,8 +103,7 @@ class RewardPool:
         self, sample: Sample, args: Any, stops: Sequence[str] = (), evaluation: bool = False
     ) -> Reward | RewardFailure:
         """One sample's reward. Fields that a custom function changes in its copy are carried over to ``sample``.
-        ``stops``: texts
-        that the user named as the end of an answer."""
+        ``stops``: texts that the user named as the end of an answer."""
         try:
             result = self._judge(await self._outcome(sample, args, stops), [sample], args, evaluation)[0]
         except Exception as error:  # a sample or options of a shape nobody foresaw: still only this sample

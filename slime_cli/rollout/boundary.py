@@ -3,7 +3,7 @@ it.
 
 Made once a stage; the generator and the supervised stage ask it. Invariants: no token id beyond the model's embedding
 reaches an
-engine (one ends SGLang's scheduler) or a batch; every sample that goes on can be stored and trained; its tokens are as
+engine (one ends SGLang's scheduler) or a batch; every sample that passes can be stored and trained; its tokens are as
 sampled,
 its ``response`` is the answer's text without what ends a turn, whatever ``--rollout-skip-special-tokens`` says.
 

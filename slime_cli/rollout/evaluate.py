@@ -1,6 +1,6 @@
 """Evaluation: every prompt of a held-out source, answered and graded, nothing journalled and nothing trained.
 
-An execution counts once: where it fans out its reward is the mean over its siblings; where it fails, its reward is 0
+A trajectory counts once: where it fans out its reward is the mean over its siblings; where it fails, its reward is 0
 and its
 reason is counted. An evaluation in which every one failed has no result: it ends the run with the reasons.
 """

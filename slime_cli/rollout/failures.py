@@ -1,7 +1,7 @@
 """What goes wrong while answers are made and judged: the first of each kind is shown at once, and a loop that gets
 nowhere ends.
 
-One for a stage; the generator and evaluation report to it. Invariants: a failure costs its execution and is counted by
+One for a stage; the generator and evaluation report to it. Invariants: a failure costs its trajectory and is counted by
 its
 reason; the run ends with those counts after ``--max-groups-without-progress`` groups in a row of which none was
 accepted,
@@ -19,7 +19,7 @@ OPTION = "--max-groups-without-progress"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an execution is dropped."""
+    """Why a trajectory is dropped."""
 
     reason: str
     """What is counted: ``generation_error``, ``reward_timeout``, ..."""

@@ -1,6 +1,6 @@
 """On-policy distillation from an SGLang endpoint: the teacher's log-probabilities of what the student said.
 
-The generator asks for every whole sample, before its reward. Invariants: a sample goes on with one finite number for
+The generator asks for every whole sample, before its reward. Invariants: a sample passes with one finite number for
 each
 response token, or is dropped for a counted reason; no request holds a token that the teacher does not have (stock
 SGLang
@@ -58,7 +58,7 @@ class Address:
 
 
 def address(given: str) -> Address:
-    """Of ``http://host:port``, with ``/generate`` after it or not, or of the endpoint.json of a ``slime
+    """The address in ``http://host:port``, with ``/generate`` after it or not, or of the endpoint.json of a ``slime
     serve-rollout``."""
     if given.startswith(("http://", "https://")):
         base = given.rstrip("/").removesuffix("/generate").rstrip("/")
@@ -155,14 +155,14 @@ class Teacher:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineError(
                 f"the teacher does not answer: {url}: {error or type(error).__name__}",
-                "start it, or mend --opd-teacher-url",
+                "start it, or correct --opd-teacher-url",
             ) from None
 
     # -- samples
     # -----------------------------------------------------------------------------------------------------------
 
     async def teach(self, samples: list[Sample], failed: dict[int, str]) -> list[Sample]:
-        """Those of which the whole execution got its ``teacher_log_probs``; the others' go into ``failed`` as
+        """Those whose whole trajectory got its ``teacher_log_probs``; the others' go into ``failed`` as
         ``teacher_KIND``."""
         for sample, found in zip(samples, await asyncio.gather(*(self._scored(s) for s in samples))):
             if isinstance(found, Refusal):
@@ -192,7 +192,7 @@ class Teacher:
         if self.in_a_row >= (DEAD_AFTER if found.kind in ("unreachable", "timeout") else REFUSED_AFTER):
             raise EngineError(
                 f"the teacher had no answer to {self.in_a_row} samples in a row, the last time: {found.detail}",
-                "mend the teacher; the same command resumes from the last commit",
+                "repair the teacher; the same command resumes from the last commit",
             )
         return found
 

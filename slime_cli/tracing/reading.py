@@ -85,7 +85,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 class _Line(TraceSpan, frozen=True, kw_only=True):
-    """Of any slime: the older ones wrote how deep a span was nested, and no ids."""
+    """A span that any slime wrote: the older ones wrote how deep a span was nested, and no ids."""
 
     id: int = 0
     depth: int = 0

@@ -37,7 +37,7 @@ class PhaseResult:
     evaluations: Sequence[dict[str, Any]] = ()
     """The objects of ``eval/STEP.json``, by step."""
     proofs: Sequence[Proof] = ()
-    """Of ``weight_version``, one an engine."""
+    """What each engine showed for ``weight_version``."""
 
 
 def summarize(

@@ -1,52 +1,19 @@
-"""HF names <-> Megatron weights through megatron-bridge, for models built with local layers as well.
-
-Transformer Engine keeps a layer's experts in one grouped module, and for some architectures megatron-bridge knows those
-names only. Local layers keep each expert apart, so such a mapping gets a twin under the local name. (megatron-bridge
-knows by itself that local layers keep the norms apart.) Called by the trainer's ranks and by conversions.
-"""
+"""HF names <-> Megatron weights through megatron-bridge, for models built with local layers as well
+(:mod:`slime_cli.hardware.megatron_bridge`). Called by the trainer's ranks and by conversions."""
 
 import contextlib
-import copy
 import logging
 import math
-import re
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from slime_cli.errors import DataError
 
-GROUPED = re.compile(r"(.*\.mlp\.experts)\.(linear_fc[12])\.weight\*")
-"""Megatron's name of a grouped expert's weight; its last wildcard is the expert's number."""
-
-
-def _with_local_names(bridge_class: type[Any]) -> None:
-    """Changes the class for this process: megatron-bridge makes a new instance for every load and export."""
-    if getattr(bridge_class, "_slime_local_names", False):
-        return
-    from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
-
-    original = bridge_class.mapping_registry
-
-    def mapping_registry(self: Any) -> MegatronMappingRegistry:
-        mappings = list(original(self).mappings)
-        known = {mapping.megatron_param for mapping in mappings}
-        for mapping in list(mappings):
-            if found := GROUPED.fullmatch(mapping.megatron_param):
-                twin = copy.copy(mapping)
-                twin.megatron_param = f"{found[1]}.local_experts.*.{found[2]}.weight"
-                if twin.megatron_param not in known:
-                    mappings.append(twin)
-        return MegatronMappingRegistry(*mappings)
-
-    bridge_class.mapping_registry = mapping_registry
-    bridge_class._slime_local_names = True
-
 
 def _know_mimo() -> None:
-    """transformers has no MiMo, whose config is Qwen2's and the number of layers that predict further tokens."""
+    """transformers has no MiMo, whose config is Qwen2's and the number of multi-token-prediction (MTP) layers."""
     from transformers import AutoConfig, Qwen2Config
 
     class MiMoConfig(Qwen2Config):
@@ -56,12 +23,12 @@ def _know_mimo() -> None:
 
 
 def _say_whether_tied(model: list) -> None:
-    """megatron-bridge asks the config, where its own providers put it. Megatron's own config does not say it, and a tied
-    model's output weight on the last pipeline stage would be left as it was initialised."""
     from megatron.core.utils import unwrap_model
 
+    from slime_cli.hardware import megatron
+
     for module in unwrap_model(model):
-        module.config.share_embeddings_and_output_weights = module.share_embeddings_and_output_weights
+        megatron.say_whether_tied(module)
 
 
 def _parameters(model: list) -> Iterator[tuple[str, torch.Tensor]]:
@@ -90,12 +57,11 @@ class Bridge:
         self._source = hf_checkpoint
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from megatron.bridge import AutoBridge
+            from slime_cli.hardware.megatron_bridge import LocalBridge
 
             logging.getLogger("megatron.bridge").setLevel(logging.ERROR)
             _know_mimo()
-            self._bridge = AutoBridge.from_hf_pretrained(hf_checkpoint, torch_dtype=dtype)
-        _with_local_names(type(self._bridge._model_bridge))
+            self._bridge = LocalBridge.from_hf_pretrained(hf_checkpoint, torch_dtype=dtype)
 
     def load(self, model: list) -> None:
         """HF weights into the model's parameters. Raises DataError for one that no tensor of the checkpoint gave:

@@ -67,7 +67,7 @@ def verify(version: Version, urls: Sequence[str]) -> list[Proof]:
 
 
 def _rank_sums(url: str) -> list[dict[str, str]]:
-    """Of each rank of the engine: tensor -> sum."""
+    """For each rank of the engine: tensor -> sum."""
     answer = engine_api.require(url, "/weights_checker", {"action": "checksum"}, _CHECK_TIMEOUT)
     return [rank["checksums"] for rank in answer.json()["ranks"]]
 

@@ -48,7 +48,7 @@ class Algorithm:
         needs=having("advantage_estimator", "ppo"),
     )
     eps_clip: float = option(0.2, "How far the probability ratio may fall below 1.")
-    eps_clip_high: float | None = option(None, "How far the ratio may rise above 1; --eps-clip.")
+    eps_clip_high: float = option(None, "How far the ratio may rise above 1; --eps-clip.")
     eps_clip_c: float | None = option(
         None,
         "Dual clip: bound on the loss of a negative advantage, in multiples of it; above 1.",

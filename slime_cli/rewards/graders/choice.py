@@ -3,8 +3,7 @@ r"""``gpqa``: multiple choice. The right option comes from the label or the meta
 A reading is a letter, ``""`` (the response speaks, but chooses no single option: "B or C", "not C", a letter that is no
 option) or None (nothing said; the next place is tried). The places, in order: the last box; the last "answer is ..."
 that can be read; "... is correct"; an option's text as the last line; a letter in a line of its own; the last letter
-that stands alone.
-Patterns have bounded repetitions only, so that no response takes more than linear time.
+that stands alone. Patterns have bounded repetitions only, so that no response takes more than linear time.
 """
 
 import re

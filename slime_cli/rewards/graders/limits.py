@@ -17,7 +17,7 @@ MOST_DIGITS = 100_000
 
 
 class OverTime(BaseException):
-    """Raised by :func:`within`. No Exception: the libraries catch those and go on."""
+    """Raised by :func:`within`. No Exception: the libraries catch those and continue."""
 
 
 def within[T](seconds: float, compute: Callable[[], T]) -> T:

@@ -22,9 +22,10 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
+
+from slime_cli.hardware.megatron import LatentAttention, become
 
 
 class _Packed(RotaryEmbedding):
@@ -162,41 +163,6 @@ def use(spec: Any) -> Any:
     return spec
 
 
-class LatentAttention(MLASelfAttention):
-    """Megatron's latent attention with two faults corrected.
-
-    Queries that are not compressed are not normed (Moonlight), where Megatron wants a norm for queries and keys or for
-    neither. And on tensor parallel ranks local layers gather the keys' rotary part, which all heads share, in a way
-    that drops what the heads of other ranks add to its gradient.
-    """
-
-    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
-        if self.config.q_lora_rank is not None:
-            return super()._resolve_qk_norm_config(submodules)
-        return {
-            "linear_q_proj": submodules.linear_q_proj,
-            "linear_q_up_proj": IdentityOp,
-            "q_layernorm": IdentityOp,
-            "linear_kv_up_proj": submodules.linear_kv_up_proj,
-            "kv_layernorm": submodules.kv_layernorm,
-        }
-
-    def _qkv_down_projection(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        q_compressed, kv_combined = super()._qkv_down_projection(hidden_states)
-        widths = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
-        if kv_combined.size(-1) == sum(widths):
-            return q_compressed, kv_combined
-        kv_combined = tensor_parallel.gather_from_tensor_model_parallel_region(kv_combined)
-        if (
-            self.config.sequence_parallel
-        ):  # Megatron's own code gathers the rotary part from here, and sums its gradient
-            return q_compressed, tensor_parallel.scatter_to_sequence_parallel_region(kv_combined)
-        compressed, rotary = kv_combined.split(widths, dim=-1)
-        return q_compressed, torch.cat(
-            [compressed, tensor_parallel.copy_to_tensor_model_parallel_region(rotary)], dim=-1
-        )
-
-
 def use_latent_attention(spec: Any) -> None:
     for layer in spec.layer_specs:
         layer.submodules.self_attention.module = LatentAttention
@@ -219,9 +185,7 @@ def _checkpoint_names(layer: Any) -> dict[str, str]:
 def use_packed_rotary(model: torch.nn.Module) -> None:
     """Every rotary embedding of a built model takes its positions from the pack; modules and buffers stay as they
     are."""
-    for module in model.modules():
-        if type(module) in PACKED:
-            module.__class__ = PACKED[type(module)]
+    become(model, PACKED)
 
 
 PACKED = {RotaryEmbedding: PackedRotary, YarnRotaryEmbedding: PackedYarn}

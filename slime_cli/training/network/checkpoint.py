@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -30,6 +29,7 @@ from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 
 from slime_cli import manifests
 from slime_cli.errors import DataError
+from slime_cli.hardware import megatron
 from slime_cli.manifests import checkpoints, layout, pickles
 
 Chunks = list[torch.nn.Module]
@@ -67,7 +67,10 @@ def start(
     if torch.distributed.get_rank() == 0 and target.exists():
         shutil.rmtree(target)  # of an attempt that was killed before it could commit
     torch.distributed.barrier()
-    _queue_for_results()
+    # Megatron's writer keeps its results in a manager process. Made by the default, spawn, that process imports this
+    # whole program again (10 s and a core); a forked one only serves a queue. Checkpoints that are written at the same
+    # time (a critic's and its policy's) must not share one: either would take the other's results.
+    megatron.queue_for_results(another=not is_empty_async_queue())
     with contextlib.redirect_stdout(None):
         save_checkpoint(iteration, model, optimizer, scheduler, 0)
     return target
@@ -92,15 +95,6 @@ def finish(target: pathlib.Path, manifest: manifests.Checkpoint) -> None:
         sizes = {file.name: file.stat().st_size for file in sorted(target.iterdir())}
         manifests.write(target / layout.CHECKPOINT, msgspec.structs.replace(manifest, files=sizes))
     torch.distributed.barrier()
-
-
-def _queue_for_results() -> None:
-    """Megatron's writer keeps its results in a manager process. Made by the default, spawn, that process imports this
-    whole program again (10 s and a core); a forked one only serves a queue. Checkpoints that are written at the same
-    time (a critic's and its policy's) must not share one: either would take the other's results."""
-    if not is_empty_async_queue():
-        filesystem_async._results_queue = None
-    filesystem_async.get_write_results_queue("fork")
 
 
 def load(
@@ -161,7 +155,7 @@ def _check_resumable(args: argparse.Namespace, path: pathlib.Path) -> None:
     if theirs.no_save_optim:
         raise DataError(
             f"{path}: it was saved with --no-save-optim, so Adam's moments and the schedule are not in it and training"
-            " cannot go on there",
+            " cannot continue there",
             "start another --run-dir with --load and this folder: its weights are whole",
         )
     if theirs.use_distributed_optimizer != args.use_distributed_optimizer:
@@ -199,14 +193,8 @@ def _before_the_first_step(optimizer: MegatronOptimizer) -> None:
     a checkpoint without it could not be loaded, since loading asks for all of it."""
     for inner in inner_optimizers(optimizer):
         torch_optimizer = getattr(inner, "optimizer", None)
-        if torch_optimizer is None or torch_optimizer.state or inner.init_state_fn is None:
-            continue
-        inner.init_state_fn(torch_optimizer, inner.config)
-        if isinstance(torch_optimizer, torch.optim.Adam | torch.optim.AdamW):
-            for state in torch_optimizer.state.values():
-                # Megatron leaves a step of 0 out of the checkpoint, and torch then refuses it. This one is not 0, and
-                # the next is 1 exactly.
-                state["step"] = torch.tensor(1e-30)
+        if torch_optimizer is not None and not torch_optimizer.state:
+            megatron.give_state(inner)
 
 
 @contextlib.contextmanager
@@ -223,7 +211,7 @@ def _state_to_load_into(args: argparse.Namespace, optimizer: MegatronOptimizer |
     with contextlib.ExitStack() as hooks:
         for inner in inner_optimizers(optimizer) if args.use_distributed_optimizer else []:
             if not inner.optimizer.state:
-                inner._init_optimizer_states_with_dummy_values()
+                megatron.give_state_to_load_into(inner)
             hooks.callback(inner.optimizer.register_load_state_dict_post_hook(step_is_no_tensor).remove)
         yield
 

@@ -11,7 +11,6 @@ import io
 import os
 import random
 import socket
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -72,16 +71,17 @@ def parse(argv: list[str], rank: int, world_size: int) -> argparse.Namespace:
     words."""
     from megatron.training.arguments import parse_args, validate_args
 
+    from slime_cli.hardware.megatron import async_save_kept, command_line
+
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=os.environ.get("LOCAL_RANK", str(rank)))
-    saved = sys.argv
-    sys.argv = ["megatron", *argv]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            args = parse_args(ignore_unknown_args=False)
+            with command_line(argv):
+                args = parse_args(ignore_unknown_args=False)
             hardware.check_trainer(args.optimizer_cpu_offload)
-            async_save = args.async_save
-            validate_args(args)
+            with async_save_kept(args):
+                validate_args(args)
     except SystemExit:
         last = said.getvalue().strip().splitlines()[-1:]
         raise UsageError(
@@ -89,11 +89,6 @@ def parse(argv: list[str], rank: int, world_size: int) -> argparse.Namespace:
         ) from None
     except (AssertionError, ValueError, RuntimeError) as error:
         raise UsageError(f"Megatron refuses the options: {error}", "see the option it names") from error
-    finally:
-        sys.argv = saved
-    # Megatron turns it off without its persistent worker, which reads CPU tensors while they are trained on. The writer
-    # that is forked for each save (its other one) has them as they were.
-    args.async_save = async_save
     args.padded_vocab_size = args.vocab_size
     args.variable_seq_lengths = True  # packs differ in length, and pipeline stages must tell each other; not a flag
     return args

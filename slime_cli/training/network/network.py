@@ -127,7 +127,7 @@ class Network:
         return checkpoint.start(self.args, str(root), iteration, self.model, self.optimizer, self.scheduler)
 
     def load(self, path: str | os.PathLike, *, weights_only: bool) -> int:
-        """A checkpoint folder: all of it, to go on from, or its weights alone, to begin with. Its iteration."""
+        """A checkpoint folder: all of it, to resume from, or its weights alone, to begin with. Its iteration."""
         self.activate()
         return checkpoint.load(self.args, path, self.model, self.optimizer, self.scheduler, weights_only=weights_only)
 

@@ -46,7 +46,9 @@ def take_over(optimizers: list) -> None:
 
     Megatron's Adam has no state before its first step, so nothing was allocated for it.
     """
+    from slime_cli.hardware import megatron  # torch alone is loaded until here
+
     for inner in optimizers:
         if inner.optimizer is not None:  # a rank may have nothing to train
-            inner.optimizer = StatelessAdam(inner.optimizer.param_groups)
-            inner.init_state_fn = StatelessAdam.init_state
+            optimizer = StatelessAdam(inner.optimizer.param_groups)
+            megatron.step_with(inner, optimizer, StatelessAdam.init_state)

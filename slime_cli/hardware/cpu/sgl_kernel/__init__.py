@@ -4,20 +4,24 @@ On the PYTHONPATH of an SGLang server started with ``SGLANG_USE_CPU_ENGINE=1``, 
 Every symbol resolves, and raises when it is called, so nothing runs on a kernel that is not there.
 """
 
+from typing import Any, NoReturn
+
 import torch
+
+from slime_cli.hardware import adaptations
 
 __version__ = "0.4.5"
 
 if not torch.cuda.is_available():
     # CUDA builds of torch raise here without a driver; SGLang's memory and weight-checking calls synchronise first.
-    torch.cuda.synchronize = lambda *args, **kwargs: None
+    adaptations.CUDA_ON_CPU.replace(torch.cuda, synchronize=lambda *args, **kwargs: None)
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
 
-    def missing(*args, **kwargs):
+    def missing(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"sgl_kernel.{name} has no CPU implementation")
 
     missing.__name__ = name
