@@ -53,7 +53,7 @@ def unstorable(value: Any) -> str | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RewardFailure:
-    """Why a sample has no reward: a value, not an exception, so that its siblings go on."""
+    """Why a sample has no reward: a value, not an exception, so that its siblings are scored."""
 
     kind: str
     """``timeout``, ``error`` (it raised), ``crash`` (the worker died) or ``bad_value``."""

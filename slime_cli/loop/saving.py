@@ -3,8 +3,7 @@
 
 Always in this order: a checkpoint is complete on disk, one transaction of the journal names it with the samples that it
 was
-trained on, older checkpoints go. With ``--async-save`` the first takes as long as it takes while the stage goes on, and
-the
+trained on, older checkpoints go. With ``--async-save`` the first is written while training continues, and the
 others follow at the next :meth:`Saver.commit` that finds it done; one checkpoint at a time is under way.
 """
 

@@ -27,4 +27,4 @@ class Shared:
     engine_urls: Callable[[], list[str]]
     """Engines that are still there. Raises EngineError when none is."""
     rollouts: dict[str, int]
-    """Of each phase that runs for a number of epochs."""
+    """By phase, where it runs for a number of epochs."""
