@@ -5,6 +5,7 @@
 left behind: a returned function, a source, a model's gradient.
 """
 
+import contextlib
 import json
 import pathlib
 import pickle
@@ -94,7 +95,8 @@ async def test_the_generator_names_it(tmp_path: pathlib.Path):
     args = types.SimpleNamespace(
         custom_generate_function_path=f"{files['mine']}:f", dynamic_sampling_filter_path=None, rollout_batch_size=1
     )
-    generator = Generator(args, types.SimpleNamespace(alive=lambda: None), types.SimpleNamespace())
+    client = types.SimpleNamespace(alive=lambda: None, call=contextlib.nullcontext, aborts=0)
+    generator = Generator(args, client, types.SimpleNamespace())
     row = PromptRow("p", None, {}, "here", 1)
     rendered = types.SimpleNamespace(tokens=[1], text="p")
     group = types.SimpleNamespace(index=0, row=row, rendered=rendered, finished=[], pending=[Sample(0, 0)])
