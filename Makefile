@@ -1,5 +1,5 @@
 # The two commands of this project are `make demo` and `make test`; both set up .venv first.
-.PHONY: setup lint check test demo bench conversions matrix options
+.PHONY: setup lint check test demo bench conversions matrix schedules options
 
 setup:
 	@bash ci/setup.sh
@@ -21,6 +21,10 @@ demo: setup
 
 bench: setup
 	@.venv/bin/python -m bench
+
+# The quickstart under every schedule, as it is and killed at five moments: an hour on 2 cores.
+schedules: setup
+	@.venv/bin/python -m bench.learning
 
 matrix: setup
 	@.venv/bin/python -m bench.matrix
