@@ -53,7 +53,7 @@ def main() -> None:
 
 def _lines(folder: pathlib.Path) -> int:
     path = folder / "metrics.jsonl"
-    return sum('"stage": "grpo"' in line for line in path.read_text().splitlines()) if path.exists() else 0
+    return sum('"phase": "grpo"' in line for line in path.read_text().splitlines()) if path.exists() else 0
 
 
 def _made(folder: pathlib.Path, after: int, pattern: str, complete: str, whole: bool) -> bool:
@@ -102,7 +102,7 @@ def run(command: list[str], folder: pathlib.Path, moments: list[tuple[str, Calla
 def row(name: str, folder: pathlib.Path, kills: int) -> dict[str, Any]:
     summary = json.loads((folder / "summary.json").read_text())
     lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if line["stage"] == "grpo"]
+    lines = [line for line in lines if line["phase"] == "grpo"]
     options = json.loads((folder / "run.json").read_text())["options"]["slime"]
     with Journal.open_readonly(folder / "grpo" / "journal.sqlite") as journal:
         ledger = journal.ledger()

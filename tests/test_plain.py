@@ -80,7 +80,7 @@ def test_characters_that_an_encoding_lacks_become_plainer_ones():
 
 def lines(run_dir, rewards: list[float]) -> None:
     text = "".join(
-        json.dumps({"stage": "rl", "rollout_id": i, "step": i, "reward_mean": r}) + "\n" for i, r in enumerate(rewards)
+        json.dumps({"phase": "rl", "rollout_id": i, "step": i, "reward_mean": r}) + "\n" for i, r in enumerate(rewards)
     )
     (run_dir / "metrics.jsonl").write_text(text)
 

@@ -381,7 +381,7 @@ class Phase:
         publisher = self.publisher
         published = publisher is None or publisher.due(batch.rollout_id)
         out: dict[str, Any] = {
-            "stage": self.name,
+            "phase": self.name,
             "rollout_id": batch.rollout_id,
             "step": self.step,
             "weight_version": version_name(self.step) if published else publisher.held,

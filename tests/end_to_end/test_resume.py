@@ -54,7 +54,7 @@ def test_killed_at_several_points_a_run_trains_every_sample_once(served, tmp_pat
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "\x1b" not in done.stdout + done.stderr
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["stage"], line["rollout_id"]) for line in lines] == [("sft", r) for r in range(2)] + [
+    assert [(line["phase"], line["rollout_id"]) for line in lines] == [("sft", r) for r in range(2)] + [
         ("grpo", r) for r in range(5)
     ]
     parts = ledgers(run)

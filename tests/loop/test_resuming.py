@@ -46,7 +46,7 @@ class Run:
                 journal.commit(steps=steps, checkpoint=str(checkpoint))
 
     def line(self, rollout_id: int) -> dict:
-        return {"stage": self.name, "rollout_id": rollout_id, "step": rollout_id + 1, "seconds": 1.5}
+        return {"phase": self.name, "rollout_id": rollout_id, "step": rollout_id + 1, "seconds": 1.5}
 
     def write_batch(self, rollout_id: int) -> None:
         folder = layout.rollout(self.folder, rollout_id)
@@ -189,7 +189,7 @@ def test_an_earlier_stage_s_checkpoint_counts_while_a_later_one_needs_it(tmp_pat
         None,
     ],
 )
-@pytest.mark.parametrize("torn", ["", '{"stage": "train", "rollo'])
+@pytest.mark.parametrize("torn", ["", '{"phase": "train", "rollo'])
 def test_after_a_kill_every_committed_rollout_has_one_line(tmp_path, left, torn):
     run = Run(tmp_path)
     path = tmp_path / "metrics.jsonl"
@@ -210,7 +210,7 @@ def test_stages_keep_their_lines_in_one_file(tmp_path):
     runs = [Run(tmp_path / name, name=name, run_dir=tmp_path) for name in ("sft", "rl")]
     (tmp_path / "metrics.jsonl").unlink()
     resuming.prepare([run.stage for run in runs], tmp_path, print)
-    assert [(line["stage"], line["rollout_id"]) for line in runs[0].lines()] == [
+    assert [(line["phase"], line["rollout_id"]) for line in runs[0].lines()] == [
         (s, r) for s in ("sft", "rl") for r in range(3)
     ]
 
