@@ -39,7 +39,8 @@ def finished(resolved: Resolved, run_dir: pathlib.Path, rollouts: Mapping[str, i
 
 
 def reopen(stages: Sequence[StageOf], run_dir: pathlib.Path, rollouts: Mapping[str, int], say: Say) -> None:
-    """Takes the mark "finished" from phases that are asked for more. Killed after it, the run continues from there."""
+    """Takes the mark "finished" from phases that are asked for more, and lets it stand for the new number where a phase
+    stays as it is. Killed after it, the run continues from there."""
     for number, (name, options, folder) in enumerate(stages):
         path = folder / layout.JOURNAL
         with Journal(path) if path.exists() else contextlib.nullcontext() as journal:
@@ -50,11 +51,13 @@ def reopen(stages: Sequence[StageOf], run_dir: pathlib.Path, rollouts: Mapping[s
             following = stages[number + 1] if number + 1 < len(stages) else None
             if following and (following[2] / layout.JOURNAL).exists():
                 say(f"{have}; it stays as it is, for {following[0]} was trained from its weights")
+                journal.put("finished", total)
             elif _stopped(journal):
                 say(f"{have}; it stays as it is, for it reached --stop-at-loss")
+                journal.put("finished", total)
             else:
                 say(have)
-                journal.put("finished", False)
+                journal.put("finished", None)
     (run_dir / layout.SUMMARY).unlink(missing_ok=True)
 
 

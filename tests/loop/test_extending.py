@@ -30,7 +30,7 @@ def options(more: str = "--num-rollout 3", profiles=()) -> Resolved:
 @pytest.fixture
 def run(tmp_path):
     attempts.claim(options(), tmp_path)
-    trained(tmp_path, 3, finished=True)
+    trained(tmp_path, 3, finished=3)
     (tmp_path / layout.SUMMARY).write_text("{}")
     return tmp_path
 
@@ -41,9 +41,10 @@ def reopen(resolved: Resolved, run_dir: pathlib.Path, rollouts=None) -> list[str
     return said
 
 
-def is_finished(folder: pathlib.Path) -> bool:
+def finished_with(folder: pathlib.Path) -> int | None:
+    """Rollouts; a phase that is asked for no more than these is not begun again (loop/phase.py)."""
     with Journal(folder / layout.JOURNAL) as journal:
-        return bool(journal.get("finished"))
+        return journal.get("finished")
 
 
 @pytest.mark.parametrize(("rollouts", "ends"), [(1, True), (3, True), (4, False)])
@@ -57,18 +58,18 @@ def test_a_run_without_a_result_is_not_finished(tmp_path):
 
 def test_more_rollouts_open_the_phase_again_and_take_its_result_away(run):
     assert reopen(options("--num-rollout 5"), run) == ["train: 3 rollouts are trained, 5 are asked for"]
-    assert not is_finished(run) and not (run / layout.SUMMARY).exists()
+    assert finished_with(run) is None and not (run / layout.SUMMARY).exists()
     assert reopen(options("--num-rollout 5"), run) == [], "killed and started again, there is nothing left to open"
     assert not extending.finished(options("--num-rollout 5"), run)
 
 
 def test_a_phase_that_has_enough_stays_finished(run):
-    assert reopen(options("--num-rollout 2"), run) == [] and is_finished(run)
+    assert reopen(options("--num-rollout 2"), run) == [] and finished_with(run) == 3
 
 
 def test_epochs_are_counted_in_rollouts_once_the_data_is_known(tmp_path):
     attempts.claim(options("--num-epoch 1"), tmp_path)
-    trained(tmp_path, 3, finished=True)
+    trained(tmp_path, 3, finished=3)
     (tmp_path / layout.SUMMARY).write_text("{}")
     assert extending.finished(options("--num-epoch 1"), tmp_path), "as before: the data need not be looked at"
     more = options("--num-epoch 2")
@@ -80,11 +81,11 @@ def test_epochs_are_counted_in_rollouts_once_the_data_is_known(tmp_path):
 
 def test_a_phase_that_reached_its_loss_stays_stopped(tmp_path):
     attempts.claim(options("--num-rollout 9 --stop-at-loss 1"), tmp_path)
-    trained(tmp_path, 3, finished=True, stopped=2)
+    trained(tmp_path, 3, finished=3, stopped=2)
     (tmp_path / layout.SUMMARY).write_text("{}")
     more = options("--num-rollout 12 --stop-at-loss 1")
     assert extending.finished(more, tmp_path)
-    assert "it reached --stop-at-loss" in reopen(more, tmp_path)[0] and is_finished(tmp_path)
+    assert "it reached --stop-at-loss" in reopen(more, tmp_path)[0] and finished_with(tmp_path) == 12
 
 
 def test_a_phase_stays_as_the_next_one_was_trained_from_it(tmp_path):
@@ -92,19 +93,19 @@ def test_a_phase_stays_as_the_next_one_was_trained_from_it(tmp_path):
     path.write_text("phases:\n- {name: warm}\n- {name: tune}\n")
     two = options(profiles=[str(path)])
     attempts.claim(two, tmp_path)
-    trained(tmp_path / "warm", 3, finished=True)
+    trained(tmp_path / "warm", 3, finished=3)
     more = options("--num-rollout 5", [str(path)])
     assert reopen(more, tmp_path) == ["warm: 3 rollouts are trained, 5 are asked for"], "the next has not begun"
-    trained(tmp_path / "tune", 3, finished=True)
+    trained(tmp_path / "tune", 3, finished=3)
     with Journal(tmp_path / "warm" / layout.JOURNAL) as journal:
-        journal.put("finished", True)
+        journal.put("finished", 3)
     (tmp_path / layout.SUMMARY).write_text("{}")
     assert not extending.finished(more, tmp_path)
     assert reopen(more, tmp_path) == [
         "warm: 3 rollouts are trained, 5 are asked for; it stays as it is, for tune was trained from its weights",
         "tune: 3 rollouts are trained, 5 are asked for",
     ]
-    assert is_finished(tmp_path / "warm") and not is_finished(tmp_path / "tune")
+    assert finished_with(tmp_path / "warm") == 5 and finished_with(tmp_path / "tune") is None
 
 
 def test_each_attempt_is_recorded_with_what_it_changed(run):
