@@ -50,6 +50,12 @@ class Chosen:
     groups: list[Group]
     dropped: collections.Counter[str]
     cursors: batches.Cursors
+    rejected: list[list[Sample]]
+    """Samples of finished groups that were rejected since the batch before, where users' functions look at them."""
+
+
+Shape = Callable[[list[list[Sample]], list[list[Sample]]], list[Sample]]
+Select = Callable[[list[Group], int], tuple[list[Group], list[Group]]]
 
 
 def _all_fit(samples: list[Sample]) -> dict[str, list[int]]:
@@ -77,10 +83,12 @@ class DataBuffer:
         reward_key: str | None = None,
         rows: int | None = None,
         unfit: Callable[[list[Sample]], dict[str, list[int]]] = _all_fit,
-        shape: Callable[[list[Group]], list[Sample]] | None = None,
+        shape: Shape | None = None,
+        select: Select | None = None,
     ) -> None:
         """``folder``: the phase's. ``rows``: of the model's embedding. ``unfit``: trajectories that a batch must not
-        have, by reason. ``shape``: makes the samples of the chosen groups (users' functions)."""
+        have, by reason. ``shape``: users' functions make a batch's samples of its groups', and see those of rejected
+        ones. ``select``: which returned groups are dealt now, so many at most, and which are dropped."""
         self._journal = journal
         self.folder = folder
         self.samples_per_prompt = samples_per_prompt
@@ -90,6 +98,8 @@ class DataBuffer:
         self._rows = rows
         self._unfit = unfit
         self._shape = shape
+        self._select = select
+        self._rejected: list[list[Sample]] = []
         self.recovery = recovery = journal.recover()
         self.prompts = Prompts(
             source, recovery.cursor, shuffle=shuffle, seed=seed, render=render, on_bad_row=on_bad_row, say=say
@@ -152,6 +162,10 @@ class DataBuffer:
         """``count`` groups to work on, in the journal before they are returned. Returned ones come first, by deadline.
         ``version``: rollouts that the engines' weights were trained on."""
         order = sorted(self._returned.values(), key=lambda g: (_last_if_none(self._deadline(g)), g.index))
+        if self._select is not None and order:
+            order, dropped = self._select(order, count)
+            for group in dropped:
+                self.reject(group, "buffer_filter")
         again = order[:count]
         self._resume([s.index for g in again for s in g.pending if s.status in WHOLE], None)
         self._resume([s.index for g in again for s in g.pending if s.status not in WHOLE], version)
@@ -225,6 +239,8 @@ class DataBuffer:
     def reject(self, group: Group, reason: str) -> None:
         """Nothing of the group is to be trained."""
         self._drop(dict.fromkeys(executions(group.samples), reason))
+        if self._shape is not None and group.finished:
+            self._rejected.append(group.finished)
         group.finished = []
         for place in (self._in_flight, self._waiting, self._returned):
             place.pop(group.index, None)
@@ -281,7 +297,8 @@ class DataBuffer:
         cursors = batches.Cursors(self._cursor_before, self.prompts.cursor)
         self._cursor_before = cursors.after
         dropped, self._dropped = self._dropped, collections.Counter()
-        return Chosen(rollout_id, groups, dropped, cursors)
+        rejected, self._rejected = self._rejected, []
+        return Chosen(rollout_id, groups, dropped, cursors, rejected)
 
     def _leave_out_what_is_too_late(self) -> None:
         """Nothing, unless a resume has lowered the bound or a batch was dropped."""
@@ -295,11 +312,7 @@ class DataBuffer:
     def make(self, chosen: Chosen) -> Batch:
         """The batch, durable and BATCHED. Blocks for as long as the disk takes. DataError when nothing is left to
         train."""
-        if self._shape is not None:
-            samples = self._shape(chosen.groups)
-        else:
-            samples = [sample for group in chosen.groups for sample in group.finished]
-        samples = self._fitting(samples, chosen.dropped)
+        samples = self._fitting(self._samples(chosen), chosen.dropped)
         made = batches.new(
             self.folder,
             chosen.rollout_id,
@@ -310,6 +323,18 @@ class DataBuffer:
             reward_key=self._reward_key,
         )
         self._journal.batched(list(executions(samples)), chosen.rollout_id)
+        return made
+
+    def _samples(self, chosen: Chosen) -> list[Sample]:
+        """The samples of the chosen groups, as users' functions leave them."""
+        groups = [group.finished for group in chosen.groups]
+        samples = [sample for finished in groups for sample in finished]
+        if self._shape is None:
+            return samples
+        made = self._shape(groups, chosen.rejected)
+        if gone := executions(samples).keys() - executions(made).keys():
+            self._journal.drop(sorted(gone), "convert_samples")
+            chosen.dropped["convert_samples"] += len(gone)
         return made
 
     def _fitting(self, samples: list[Sample], dropped: collections.Counter[str]) -> list[Sample]:

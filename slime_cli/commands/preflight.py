@@ -19,6 +19,7 @@ from slime_cli.hooks.table import KINDS
 from slime_cli.manifests import layout
 from slime_cli.models import architecture, tiny
 from slime_cli.options import own, roles
+from slime_cli.options.checks.functions import of_user
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
@@ -28,11 +29,7 @@ Named = list[tuple[str, str]]
 """Options with what they name."""
 REWARDS = ("reward", "group_reward")
 """Kinds of the reward's option; which of them it is depends on ``--group-rm``."""
-HOOKS = {
-    kind.option: name
-    for name, kind in KINDS.items()
-    if name not in REWARDS and kind.option != "rollout_function_path"  # it names slime's own: checks/settled.py
-}
+HOOKS = {kind.option: name for name, kind in KINDS.items() if name not in REWARDS}
 """Option -> kind of function."""
 SUPERVISED = ("data_source", "loss", "model_provider", "megatron_init", "before_train_step")
 """Kinds of functions that supervised training calls too."""
@@ -274,4 +271,6 @@ def _functions(stage: Resolved) -> None:
 def _paths(s: SlimeOptions, dest: str) -> list[str]:
     """What an option names: nothing, a function, or several."""
     value = getattr(s, dest)
+    if dest == "rollout_function_path" and not of_user(value):
+        return []
     return value if isinstance(value, list) else [value] if value else []

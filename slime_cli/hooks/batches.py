@@ -38,6 +38,9 @@ class BatchHooks:
         paths = {field.name: getattr(args, KINDS[field.name].option, None) for field in dataclasses.fields(cls)}
         return cls(**{kind: Hook.load(path, kind) for kind, path in paths.items() if path})
 
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) for field in dataclasses.fields(self))
+
     def apply(self, args: Args, groups: Groups, others: Groups) -> list[Sample]:
         """The samples of a batch's ``groups`` as the functions leave them. ``others``: groups that were finished since
         the batch before, and are in none. Trajectories that are missing are to be dropped as ``convert_samples``."""

@@ -220,11 +220,10 @@ KINDS = MappingProxyType(
 
 def page() -> str:
     """The table of ``docs/hooks.md``: the kinds that a run calls, and the options of those that it refuses so far."""
-    refused = {*NOT_CALLED, "rollout_function_path"}
-    called = {name: kind for name, kind in KINDS.items() if kind.option not in refused}
+    called = {name: kind for name, kind in KINDS.items() if kind.option not in NOT_CALLED}
     rows = [f"| `{kind.flag}` | {name} | `{kind}` | {kind.when} | {kind.changes} |" for name, kind in called.items()]
     rows = ["| option | kind | slime calls | when | what it may change |", "|---|---|---|---|---|", *rows]
-    others = ", ".join(f"`{kind.flag}`" for kind in KINDS.values() if kind.option in refused)
+    others = ", ".join(f"`{kind.flag}`" for kind in KINDS.values() if kind.option in NOT_CALLED)
     return "\n".join([*rows, "", f"Refused so far, for nothing calls them: {others}."] if others else rows)
 
 

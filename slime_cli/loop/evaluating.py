@@ -7,12 +7,14 @@ An attempt that finds the file of a step does not evaluate that step again.
 import collections
 import json
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
 from slime_cli import manifests
 from slime_cli.buffer.sources.open import evaluations_of
-from slime_cli.buffer.types import PromptRow, RowError
+from slime_cli.buffer.types import PromptRow, RowError, Sample
+from slime_cli.loop.users import Users
 from slime_cli.manifests import layout
 from slime_cli.options.derive import evaluation_sets
 from slime_cli.options.groups import SlimeOptions
@@ -32,21 +34,39 @@ class Evaluations:
         self.folder = folder
         self.shared = shared
 
-    async def run(self, step: int, version: str | None, generator: Generator, render: Render) -> None:
-        """All sets of ``--eval-prompt-data``, answered by the weights of ``step``."""
-        sets = evaluation_sets(self.s)
+    async def run(
+        self,
+        step: int,
+        version: str | None,
+        generator: Generator,
+        render: Render,
+        *,
+        rollout_id: int = 0,
+        users: Users | None = None,
+    ) -> None:
+        """All sets of ``--eval-prompt-data``, answered by the weights of ``step``; or those of a user's function.
+        ``rollout_id``: rollouts that made these weights."""
+        users = users or Users(types.SimpleNamespace())
         path = layout.evaluation(self.folder, step)
-        if not sets or path.exists():
+        if not (evaluation_sets(self.s) or users.eval_rollout) or path.exists():
             return
-        results = []
         with self.shared.tracer.span("eval", step=step):
-            for (name, _), source in zip(sets, evaluations_of(self.s), strict=True):
-                with self.shared.screen.progress(f"evaluating {name}", len(source)) as advance:
-                    job = evaluate(name, source, generator, lambda row: self._rendered(row, render), advance)
-                    results.append(await job)
+            found = await (users.evaluated(rollout_id) if users.eval_rollout else self._evaluated(generator, render))
+        results = [result for result, _ in found]
         manifests.write_json(path, {"step": step, "weight_version": version, "results": results})
-        for result in results:
-            self._tell(step, result, generator)
+        by_set = {result["dataset"]: samples for result, samples in found}
+        if not await users.log_evaluation(rollout_id, by_set):
+            for result in results:
+                self._tell(step, result, generator)
+
+    async def _evaluated(self, generator: Generator, render: Render) -> list[tuple[dict[str, Any], list[Sample]]]:
+        found = []
+        for (name, _), source in zip(evaluation_sets(self.s), evaluations_of(self.s), strict=True):
+            judged: list[Sample] = []
+            with self.shared.screen.progress(f"evaluating {name}", len(source)) as advance:
+                given = (name, source, generator, lambda row: self._rendered(row, render), advance, judged.extend)
+                found.append((await evaluate(*given), judged))
+        return found
 
     def found(self) -> list[dict[str, Any]]:
         """By step."""

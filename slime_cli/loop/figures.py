@@ -2,13 +2,18 @@
 
 from typing import Any
 
+import numpy as np
+
 from slime_cli.buffer.batch import Batch
+from slime_cli.hooks.columns import RAW_REWARD
 from slime_cli.training.algorithm.advantages import groups_without_spread, trajectory_rewards
 
 
 def rewards_of(batch: Batch) -> list[float]:
-    """One for each trajectory: the mean over its siblings."""
-    reward_N, first_N = trajectory_rewards(batch.columns.rewards_N, batch.columns.sample_index_N)
+    """One for each trajectory: the mean over its siblings, before a user's function processed them."""
+    pairs = zip(batch.samples, batch.columns.rewards_N.tolist(), strict=True)
+    raw_N = np.array([sample.metadata.get(RAW_REWARD, reward) for sample, reward in pairs], np.float64)
+    reward_N, first_N = trajectory_rewards(raw_N, batch.columns.sample_index_N)
     return reward_N[first_N].tolist()
 
 

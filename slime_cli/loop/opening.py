@@ -1,7 +1,9 @@
 """Opens what a phase works with, as an earlier attempt left it. Called by :mod:`slime_cli.loop.phase`."""
 
 import dataclasses
+import functools
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,9 @@ from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources.open import prompts_of
 from slime_cli.buffer.types import Sample, executions
 from slime_cli.errors import DataError
+from slime_cli.hooks import rollouts
+from slime_cli.hooks.batches import BatchHooks
+from slime_cli.hooks.kinds import Hook
 from slime_cli.loop.saving import Saver
 from slime_cli.loop.shared import Shared
 from slime_cli.manifests import layout
@@ -51,6 +56,10 @@ def open_phase(name: str, options: Resolved, folder: pathlib.Path, shared: Share
         say(f"{len(source.skipped)} bad rows skipped, the first: {bad.file}:{bad.row}: {bad.field}: {bad.reason}")
     columns = tuple(c for c in Settings.from_options(s).columns if c != "teacher_log_probs")  # the teacher adds those
     boundary = Boundary.of(renderer.tokenizer, shared.model, architecture.vocabulary(shared.model), args, columns)
+    args = types.SimpleNamespace(**vars(args) | {"hf_checkpoint": str(shared.model)})
+    shaping = BatchHooks.of(args) if policy else BatchHooks()
+    filter_path = s.buffer_filter_path if policy else None
+    buffer_filter = Hook.load(filter_path, "buffer_filter") if filter_path else None
     journal = Journal(folder / layout.JOURNAL)
     try:
         _same_source(journal, source.fingerprint(), s)
@@ -69,6 +78,8 @@ def open_phase(name: str, options: Resolved, folder: pathlib.Path, shared: Share
             reward_key=s.reward_key,
             rows=boundary.rows,
             unfit=oversize(options),
+            shape=functools.partial(shaping.apply, args) if shaping else None,
+            select=functools.partial(rollouts.choose, buffer_filter, args) if buffer_filter else None,
         )
     except BaseException:
         journal.close()

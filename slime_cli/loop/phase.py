@@ -25,14 +25,15 @@ from slime_cli.loop.publishing import Publisher, Timetable
 from slime_cli.loop.schedules import SCHEDULES
 from slime_cli.loop.shared import Shared
 from slime_cli.loop.targets import KEEP_WEIGHTS
-from slime_cli.manifests import checkpoints
+from slime_cli.loop.users import Users
+from slime_cli.manifests import checkpoints, layout
 from slime_cli.manifests.layout import version_name
 from slime_cli.models import architecture
 from slime_cli.options import roles
 from slime_cli.options.resolve import Resolved, args_namespace
 from slime_cli.rollout.client import Hold
 from slime_cli.rollout.collector import Collector
-from slime_cli.rollout.generate import Generator
+from slime_cli.rollout.generate import Generator, Lent
 from slime_cli.rollout.supervised import examples
 from slime_cli.rollout.teacher import Teacher
 from slime_cli.screen import note
@@ -70,6 +71,7 @@ class Phase:
         """Seconds that the trainer waited for its last batch."""
         self.seconds_before = 0.0
         self.stopped = False
+        self.users = Users(self.args)
         self.publisher: Publisher | None = None
         self.collector: Collector | None = None
         self.teacher: Teacher | None = None
@@ -225,6 +227,7 @@ class Phase:
         client.engines = self.shared.engine_urls if shape else None
         ip, port = client.address()
         known = {"sglang_router_ip": ip, "sglang_router_port": port, "hf_checkpoint": str(self.shared.model)}
+        known["sglang_context_length"] = self.renderer.options.context
         self.args = types.SimpleNamespace(**vars(self.args) | known)
         assert self.shared.rewards is not None
         self.generator = Generator(
@@ -237,6 +240,7 @@ class Phase:
             failures=self.failures,
             span=self.span,
         )
+        self.users = Users.of(self.args, Lent(client))
         s = self.s
         over = s.over_sampling_batch_size if s.partial_rollout or s.dynamic_sampling_filter_path else None
         self.collector = Collector(
@@ -287,6 +291,9 @@ class Phase:
     async def _collect(self, rollout_id: int) -> Batch:
         if (batch := await asyncio.to_thread(self.buffer.replay, rollout_id)) is not None:
             return batch
+        if self.collector is not None and self.users.rollout:
+            version = self.collector.version
+            return await self.users.generated(self.buffer, rollout_id, version, self.boundary.fault)
         if self.collector is not None:
             return await self.collector.take(rollout_id)
         groups = examples(self.buffer, self.boundary, self.s.rollout_batch_size)
@@ -310,14 +317,15 @@ class Phase:
         if last or (rollout_id + 1) % (self.s.save_interval or 1) == 0 or self.saver.reference_due(rollout_id):
             await asyncio.to_thread(self.saver.save, seconds=self.seconds(), stopped=self.stopped)
         self.line = line
+        self.batch = batch
         if not self.policy:
-            self._told(rollout_id)
+            await self._told(rollout_id)
 
     async def publish(self, rollout_id: int) -> None:
         if self.publisher is not None and self.publisher.due(rollout_id):
             await self._evaluated()
             await self._publish()
-        self._told(rollout_id)
+        await self._told(rollout_id)
         if self.policy and self.publisher.timetable.evaluated(rollout_id) and rollout_id + 1 < self.total:
             self._evaluating = asyncio.create_task(self._evaluate())
             if self.s.schedule == "sync":
@@ -325,7 +333,7 @@ class Phase:
 
     # -- inside them ---------------------------------------------------------------------------------------------------
 
-    def _told(self, rollout_id: int) -> None:
+    async def _told(self, rollout_id: int) -> None:
         """A rollout is done: its line is in the journal, the file and on the screen."""
         line = self.line
         now = time.monotonic()
@@ -337,7 +345,8 @@ class Phase:
         self._idle_before = idle or 0.0
         self.buffer.line(rollout_id, line)
         append_line(self.shared.run_dir / METRICS, line)
-        self._advance(1, note(line))
+        quiet = self.policy and await self.users.log_rollout(self.batch, line)
+        self._advance(1, "" if quiet else note(line))
         if self.stopped:
             self.say(f"{self.name}: loss {line['train/loss']:.3f} reached --stop-at-loss at step {self.step}")
 
@@ -407,7 +416,11 @@ class Phase:
     async def _publish(self, behind: Version | None = None) -> None:
         """The trainer's present weights, or those of an earlier version after a resume, into every engine, proven."""
         assert self.publisher is not None and self.collector is not None
-        version = behind or await asyncio.to_thread(self.publisher.write, self.step)
+        version = behind
+        if version is None:
+            version = await asyncio.to_thread(self.publisher.write, self.step)
+            folder = layout.version(self.folder, self.step)
+            await asyncio.to_thread(self.users.written, folder, self.shared.engine_urls())
         policy = self.s.in_flight
         async with self._interrupted(policy):
             await asyncio.to_thread(self.publisher.send, version, flush=policy != "pause")
@@ -437,7 +450,11 @@ class Phase:
     async def _evaluate(self) -> None:
         assert self.publisher is not None
         render = self.boundary.checked(self.renderer.eval_prompt)
-        await self.evaluations.run(self.publisher.held_step, self.publisher.held, self.generator, render)
+        step = self.publisher.held_step
+        rollout_id = self.buffer.rollouts_of(step)
+        await self.evaluations.run(
+            step, self.publisher.held, self.generator, render, rollout_id=rollout_id, users=self.users
+        )
 
     async def _evaluated(self) -> None:
         """Waits for the evaluation that is under way: it is of one version."""

@@ -8,21 +8,27 @@ reason is counted. An evaluation in which every one failed has no result: it end
 import collections
 import statistics
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from slime_cli.buffer.types import Group, Sample, Status, executions
+from slime_cli.buffer.types import Group, PromptRow, Sample, Status, executions
 from slime_cli.errors import DataError
 from slime_cli.rollout.concurrent import side_by_side
 from slime_cli.rollout.generate import Generator
 
 
 async def evaluate(
-    name: str, source, generator: Generator, render: Callable, progress: Callable[[int], None]
+    name: str,
+    source: Any,
+    generator: Generator,
+    render: Callable[[PromptRow], Any],
+    progress: Callable[[int], None],
+    judged: Callable[[list[Sample]], None] = lambda samples: None,
 ) -> dict[str, Any]:
-    """Figures of one evaluation set: mean reward, its standard error over prompts, truncation, failures by reason."""
+    """Figures of one evaluation set: mean reward, its standard error over prompts, truncation, failures by reason.
+    ``judged`` is told of the rewarded samples."""
     a: types.SimpleNamespace = generator.args
     params = generator.sampling_params() | {
         "temperature": a.eval_temperature,
@@ -63,17 +69,30 @@ async def evaluate(
     samples = [sample for _, made in rows for sample in made]
     if not samples:
         streak.end()
+    judged(samples)
+    truncated = [sample.status is Status.TRUNCATED for sample in samples]
+    return result_of(name, rewards_PN, truncated, failures, len(rows) - len(rewards_PN))
+
+
+def result_of(
+    name: str,
+    rewards_PN: list[list[float]],
+    truncated: list[bool],
+    failures: Mapping[str, int] = types.MappingProxyType({}),
+    left_out: int = 0,
+) -> dict[str, Any]:
+    """Figures of a set: rewards by prompt, whether each sample was cut off."""
     mean, error = mean_over_prompts(rewards_PN)
     return {
         "dataset": name,
         "prompts": len(rewards_PN),
-        "samples": len(samples),
+        "samples": len(truncated),
         "executions": sum(map(len, rewards_PN)),
         "reward_mean": mean,
         "reward_standard_error": error,
-        "truncated_ratio": sum(s.status is Status.TRUNCATED for s in samples) / len(samples),
+        "truncated_ratio": sum(truncated) / max(len(truncated), 1),
         "failures": dict(failures),
-        "left_out": len(rows) - len(rewards_PN),
+        "left_out": left_out,
     }
 
 

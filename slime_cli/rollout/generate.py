@@ -16,17 +16,16 @@ from typing import Any, Protocol
 
 from slime_cli.buffer.types import Group, Sample, Status
 from slime_cli.buffer.values import RewardFailure
-from slime_cli.errors import UsageError
+from slime_cli.errors import SlimeError
+from slime_cli.hooks import batches, raised
+from slime_cli.hooks import client as hooks_client
 from slime_cli.hooks import kinds as hooks
-from slime_cli.hooks import raised
 from slime_cli.rollout import turns
 from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.concurrent import side_by_side
 from slime_cli.rollout.failures import Failure, Failures
 from slime_cli.rollout.teacher import Teacher
-
-FILTER = "--dynamic-sampling-filter-path"
 
 
 class Rewards(Protocol):
@@ -35,6 +34,18 @@ class Rewards(Protocol):
     async def score_group(
         self, samples: list[Sample], args: Any, stops: Any = (), evaluation: bool = False
     ) -> list[Any]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Lent:
+    """The run's client, as users' functions ask through it: one answer has all its versions."""
+
+    client: RouterClient
+
+    async def generate(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        if self.client.streams:
+            return [hooks_client.whole(await self.client.stream(body))]
+        return await self.client.generate(body)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +100,8 @@ class Generator:
         self.custom = hooks.load(path, "generate") if path else None
         self.custom_place = f"generate hook {path!r}: {hooks.place_of(self.custom)}" if path else ""
         path = args.dynamic_sampling_filter_path
-        self.filter = hooks.load(path, "dynamic_filter") if path else None
+        self.filter = hooks.Hook.load(path, "dynamic_filter") if path else None
+        self.sample_hooks = [hooks.Hook.load(path, "sample_hook") for path in args.rollout_sample_hook_path or ()]
 
     def sampling_params(self) -> dict[str, Any]:
         a = self.args
@@ -111,32 +123,7 @@ class Generator:
             detail = f"group {samples[0].group_index}: every token of its samples is masked"
             self.failures.show(Failure("nothing_to_train", detail))
             return "nothing_to_train"
-        return await self._verdict(samples) if self.filter else None
-
-    async def _verdict(self, samples: list[Sample]) -> str | None:
-        """The filter's. It gets copies: the journal has the samples by now, and what it changed would be lost in a
-        resume."""
-        copies = [dataclasses.replace(sample, metadata=dict(sample.metadata)) for sample in samples]
-        where = f"{FILTER}: {hooks.place_of(self.filter)}"
-        try:
-            verdict = await hooks.awaited(self.filter(self.args, [*copies]))
-        except Exception as error:
-            raise UsageError(
-                f"{where} raised {raised.sentence(error)}", f"fix the function:\n{raised.trace(error)}"
-            ) from error
-        if not hooks.unchanged(samples, copies):
-            raise UsageError(
-                f"{where} changed a sample",
-                "change it in the reward function, which comes before and whose changes stay",
-            )
-        keep = hooks.plain_or_none(getattr(verdict, "keep", verdict))
-        if not isinstance(keep, bool | int | float):
-            said = "None" if verdict is None else f"{type(verdict).__name__} {verdict!r:.100}"
-            raise UsageError(
-                f"{where} returned {said}",
-                "return whether the group is kept, True or False, or an object with keep and reason",
-            )
-        return None if keep else f"filter_{' '.join(str(getattr(verdict, 'reason', None) or 'rejected').split())}"
+        return await batches.verdict(self.filter, self.args, samples) if self.filter else None
 
     async def answered(
         self,
@@ -175,7 +162,8 @@ class Generator:
         todo = [s for s in group.pending if s.status not in (Status.COMPLETED, Status.TRUNCATED)]
         answers = await self.generate(dataclasses.replace(group, pending=todo), params, ends) if todo else []
         made = [sample for siblings in ready for sample in siblings]
-        for leased, found in zip(todo, answers, strict=True):
+        for leased, answer in zip(todo, answers, strict=True):
+            found = await self._prepared(answer, training) if isinstance(answer, list) else answer
             if isinstance(found, Interrupted):
                 out.unfinished.append(found.sample)
             elif failure := found if isinstance(found, Failure) else self._failure(found, training):
@@ -185,6 +173,20 @@ class Generator:
                     self.boundary.strip(sample)
                 made += found
         return made
+
+    async def _prepared(self, samples: list[Sample], training: bool) -> list[Sample] | Failure:
+        """As the functions of ``--rollout-sample-hook-path`` leave them."""
+        try:
+            return [
+                await batches.prepared(
+                    self.sample_hooks, self.args, sample, rollout_id=sample.rollout_id, evaluation=not training
+                )
+                for sample in samples
+            ]
+        except SlimeError as error:
+            return Failure("sample_hook_invalid", error.message)
+        except (Exception, SystemExit) as error:
+            return Failure("sample_hook_error", raised.sentence(error), raised.trace(error))
 
     def _engines_failed(self, out: Answers) -> bool:
         """Every trajectory failed while it was generated: it may be no fault of the user's function."""
@@ -282,7 +284,8 @@ class Generator:
         async with self.client.call():
             before = self.client.aborts
             try:
-                result = await hooks.awaited(self.custom(self.args, given, dict(params), **optional))
+                with hooks_client.through(Lent(self.client)):
+                    result = await hooks.awaited(self.custom(self.args, given, dict(params), **optional))
             except (Exception, SystemExit, asyncio.CancelledError) as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():

@@ -179,7 +179,7 @@ def test_every_stage_is_looked_at(words, tmp_path, capsys):
 def test_every_option_for_a_function_is_looked_at():
     from slime_cli.options import own
 
-    of_rewards = {"custom_rm_path", "rollout_function_path"}
+    of_rewards = {"custom_rm_path"}
     paths = {option.dest for option in own.OPTIONS if option.dest.endswith("_path") and option.takes_value}
     assert paths - of_rewards - {"megatron_config_path"} == preflight.HOOKS.keys()
 

@@ -93,7 +93,9 @@ async def test_reward_workers_name_it(group_rm: bool, tmp_path: pathlib.Path):
 async def test_the_generator_names_it(tmp_path: pathlib.Path):
     files = written(tmp_path, BODIES["in a library"][0].format(async_="async "))
     args = types.SimpleNamespace(
-        custom_generate_function_path=f"{files['mine']}:f", dynamic_sampling_filter_path=None, rollout_batch_size=1
+        custom_generate_function_path=f"{files['mine']}:f",
+        dynamic_sampling_filter_path=None,
+        rollout_sample_hook_path=None,
     )
     client = types.SimpleNamespace(alive=lambda: None, call=contextlib.nullcontext, aborts=0)
     generator = Generator(args, client, types.SimpleNamespace())

@@ -27,7 +27,7 @@ def evaluations(tmp_path, monkeypatch):
     """One set of two rows, the second of which does not render. The answers are scripted."""
     (tmp_path / "rows.jsonl").write_text('{"input": "1"}\n{"input": "2"}\n')
 
-    async def evaluate(name, source, generator, render, progress):
+    async def evaluate(name, source, generator, render, progress, judged):
         rendered = [render(row) for row in source]
         return RESULT | {"dataset": name, "rendered": rendered}
 

@@ -320,8 +320,8 @@ async def test_trajectories_that_lack_what_others_have_are_dropped_and_counted(o
         return {"rollout_top_p_token_ids": [], "rollout_top_p_token_offsets": [0, 0, 0]} if sample.index == 3 else {}
 
     async with opening_of() as phase:
-        phase.buffer._shape = lambda groups: [
-            dataclasses.replace(s, **unlike(s)) for group in groups for s in group.finished
+        phase.buffer._shape = lambda groups, rejected: [
+            dataclasses.replace(s, **unlike(s)) for group in groups for s in group
         ]
         batch = await phase.take(0)
         assert batch.dropped == {"no_rollout_log_probs": 1, "no_rollout_top_p_token_ids": 3}
@@ -331,8 +331,8 @@ async def test_trajectories_that_lack_what_others_have_are_dropped_and_counted(o
 @pytest.mark.parametrize("nothing", [{"loss_mask": [0, 0]}, {"remove_sample": True}])
 async def test_no_step_is_taken_on_nothing(opening_of, nothing):
     async with opening_of() as phase:
-        phase.buffer._shape = lambda groups: [
-            dataclasses.replace(s, **nothing) for group in groups for s in group.finished if s.response_length == 2
+        phase.buffer._shape = lambda groups, rejected: [
+            dataclasses.replace(s, **nothing) for group in groups for s in group if s.response_length == 2
         ]
         with pytest.raises(DataError, match="left no token to train on"):
             await phase.take(0)

@@ -102,7 +102,7 @@ def journal(tmp_path):
 
 def options(path, script=None, *, generate="agent", reward="exact", **changes):
     names = (
-        "rm_type rm_url reward_key dynamic_sampling_filter_path over_sampling_batch_size rollout_temperature"
+        "rm_type rm_url reward_key dynamic_sampling_filter_path rollout_sample_hook_path over_sampling_batch_size rollout_temperature"
         " rollout_top_p rollout_top_k rollout_max_response_len rollout_stop rollout_stop_token_ids"
         " rollout_skip_special_tokens mask_offpolicy_in_partial_rollout eval_temperature eval_top_p eval_max_response_len eval_reward_key"
     )
@@ -368,7 +368,7 @@ async def test_a_filter_that_changes_a_sample_ends_the_run_and_is_named(path, jo
     args = options(
         path, ["fine"], generate="scripted", seen=[], dynamic_sampling_filter_path=path("spoiling"), code=code
     )
-    with pytest.raises(UsageError, match=r"spoiling \(.*mine.py:\d+\) changed a sample"):
+    with pytest.raises(UsageError, match=r"spoiling \(.*mine.py:\d+\) (changed|left)"):
         await rollout(journal, args)
 
 
@@ -475,7 +475,7 @@ async def test_a_rollout_that_ends_leaves_no_task_behind(path, journal):
 @pytest.mark.parametrize(
     ("verdict", "said"),
     [
-        ("raise", r"--dynamic-sampling-filter-path: kept \(.*mine.py:\d+\) raised ZeroDivisionError"),
+        ("raise", r"dynamic_filter hook '.*mine.py:kept' raised ZeroDivisionError: .* at .*mine.py:\d+"),
         (None, "returned None"),
         ((False, "easy"), r"returned tuple \(False, 'easy'\)"),
         ("no", "returned str 'no'"),

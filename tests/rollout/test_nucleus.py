@@ -140,7 +140,9 @@ def test_asked_for_in_rollouts_and_not_in_evaluations():
         "rollout_max_response_len rollout_stop rollout_stop_token_ids rollout_skip_special_tokens"
         " custom_generate_function_path mask_offpolicy_in_partial_rollout"
     )
-    args = types.SimpleNamespace(**dict.fromkeys(f"{names} dynamic_sampling_filter_path".split()))
+    args = types.SimpleNamespace(
+        **dict.fromkeys(f"{names} dynamic_sampling_filter_path rollout_sample_hook_path".split())
+    )
     args.rollout_temperature = 1.0
     args.rollout_top_p = 0.99
     args.rollout_top_k = 2

@@ -243,7 +243,10 @@ async def test_the_generator_drops_what_has_no_teacher_before_it_is_rewarded():
         return [[dataclasses.replace(one, status=Status.COMPLETED)] for one in group.pending]
 
     args = types.SimpleNamespace(
-        custom_rm_path=None, custom_generate_function_path=None, dynamic_sampling_filter_path=None
+        custom_rm_path=None,
+        custom_generate_function_path=None,
+        dynamic_sampling_filter_path=None,
+        rollout_sample_hook_path=None,
     )
     async with serving() as (scripted, asking):
         scripted.replies[:] = [(200, None), (400, "no")]

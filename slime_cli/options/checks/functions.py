@@ -6,16 +6,15 @@ from slime_cli.options import own
 from slime_cli.options.checks.common import Problem
 from slime_cli.options.resolve import Resolved
 
-NOT_CALLED = """
-    buffer_filter_path rollout_sample_hook_path rollout_sample_filter_path rollout_all_samples_process_path
-    custom_reward_post_process_path custom_convert_samples_to_train_data_path custom_rollout_log_function_path
-    custom_eval_rollout_log_function_path eval_function_path custom_update_weight_post_write_path
-""".split()
-"""Nothing calls these yet: whoever makes the call takes the option out of here."""
-
-
+NOT_CALLED: tuple[str, ...] = ()
+"""Options of functions that nothing calls yet: whoever makes the call takes its option out of here."""
 DISTILLATION = "slime.rollout.on_policy_distillation."
 """slime's own functions that ask a teacher: here it is an option."""
+
+
+def of_user(path: str | None) -> bool:
+    """Whether a function for a whole rollout is not one of slime's own, which the options name."""
+    return bool(path) and not path.startswith("slime.")
 
 
 def functions(r: Resolved) -> Iterator[Problem]:
@@ -26,6 +25,9 @@ def functions(r: Resolved) -> Iterator[Problem]:
     for dest in NOT_CALLED:
         if getattr(s, dest):
             yield f"{own.flag(dest)}: nothing calls such a function yet", "leave it out"
+    if s.buffer_filter_path and s.max_staleness is not None:
+        said = f"--buffer-filter-path with --max-staleness {s.max_staleness}: a group that is not chosen would become too old"
+        yield said, "leave one of the two out"
     if s.data_source_path and s.prompt_data:
         yield "--data-source-path with --prompt-data: prompts come from one of them", "leave one out"
 

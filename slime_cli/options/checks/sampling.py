@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from slime_cli.options.checks.common import Problem, no_effect
+from slime_cli.options.checks.functions import of_user
 from slime_cli.options.checks.off_policy import cut
 from slime_cli.options.resolve import Resolved
 
@@ -27,7 +28,9 @@ def reward(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     builtin = str(s.prompt_data or "").startswith("reasoning-gym:")
     if s.loss_type != "sft_loss" and not (s.rm_type or s.custom_rm_path or builtin):
-        if s.custom_generate_function_path:
+        if of_user(s.rollout_function_path):
+            pass  # it rewards what it generates
+        elif s.custom_generate_function_path:
             yield "no reward: each sample must come with its own from --custom-generate-function-path, or be dropped"
         else:
             yield (

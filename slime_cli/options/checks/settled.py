@@ -9,6 +9,7 @@ from typing import Any
 
 from slime_cli.options import own
 from slime_cli.options.checks.common import Problem, no_effect
+from slime_cli.options.checks.functions import of_user
 from slime_cli.options.resolve import Resolved
 
 ROLLOUTS = {
@@ -21,7 +22,7 @@ ROLLOUTS = {
 def settled(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     yield from _vocabulary(r.megatron)
-    yield from _rollout_function(s.rollout_function_path, s.loss_type)
+    yield from _rollout_function(r)
     for name in ("debug_train_only", "compute_advantages_and_returns"):
         other = getattr(s, name) != own.by_dest()[name].default
         if other and s.loss_type != "sft_loss":
@@ -41,16 +42,25 @@ def _vocabulary(megatron: dict[str, Any]) -> Iterator[Problem]:
         yield f"--make-vocab-size-divisible-by {value} has no effect here", fix
 
 
-def _rollout_function(path: str | None, loss: str) -> Iterator[Problem]:
-    if path is None or loss in ROLLOUTS.get(path, ()):
+def _rollout_function(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    path = s.rollout_function_path
+    if path is None or s.loss_type in ROLLOUTS.get(path, ()):
         return
     if path in ROLLOUTS:
-        yield f"--rollout-function-path {path} with --loss-type {loss}", f"give --loss-type {ROLLOUTS[path][0]}"
+        yield f"--rollout-function-path {path} with --loss-type {s.loss_type}", f"give --loss-type {ROLLOUTS[path][0]}"
+    elif not of_user(path):
+        fix = "leave it out: --schedule async generates all the time, and others are said by options of their own"
+        yield f"--rollout-function-path {path}: slime's own function, which is not here", fix
+    elif s.loss_type == "sft_loss":
+        yield f"--rollout-function-path {path} with --loss-type sft_loss: nothing is generated", "leave it out"
+    elif s.schedule != "sync":
+        fix = "leave --schedule out"
+        yield f"--rollout-function-path {path} with --schedule {s.schedule}: such a function makes whole rollouts", fix
     else:
-        yield (
-            f"--rollout-function-path {path}: a function for a whole rollout, which nothing calls here",
-            "leave it out: --custom-generate-function-path generates a sample, --custom-rm-path rewards it",
-        )
+        idle = ("dynamic_sampling_filter_path", "over_sampling_batch_size", "partial_rollout")
+        if flags := [own.flag(dest) for dest in idle if r.origins[f"slime.{dest}"] == "flag"]:
+            yield no_effect(flags, f"with --rollout-function-path {path}")
 
 
 def exports(r: Resolved) -> Iterator[Problem | str]:
