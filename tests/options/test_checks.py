@@ -72,7 +72,12 @@ def test_a_sound_run_has_no_warnings():
         ("--debug-train-only", "it goes with --loss-type sft_loss"),
         ("--disable-compute-advantages-and-returns", "it goes with --loss-type sft_loss"),
         ("--rollout-function-path slime.rollout.sft_rollout.generate_rollout", "give --loss-type sft_loss"),
-        ("--rollout-function-path a.b", "which nothing calls here | leave it out: --custom-generate-function-path"),
+        (
+            "--rollout-function-path slime.rollout.a.b",
+            "slime's own function, which is not here | leave it out: --schedule",
+        ),
+        ("--rollout-function-path a.b --schedule async", "with --schedule async: such a function makes whole rollouts"),
+        ("--buffer-filter-path a.b --max-staleness 2", "a group that is not chosen would become too old"),
         ("--keep-checkpoints 0", "--keep-checkpoints is 0 | it must be at least 1"),
         ("--use-stateless-adam --optimizer sgd", "--use-stateless-adam with --optimizer sgd"),
         ("--use-stateless-adam --optimizer-cpu-offload", "--optimizer-cpu-offload is about moments"),
