@@ -318,8 +318,6 @@ class Phase:
             await asyncio.to_thread(self.saver.save, seconds=self.seconds(), stopped=self.stopped)
         self.line = line
         self.batch = batch
-        if not self.policy:
-            await self._told(rollout_id)
 
     async def publish(self, rollout_id: int) -> None:
         if self.publisher is not None and self.publisher.due(rollout_id):
