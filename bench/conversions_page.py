@@ -15,23 +15,24 @@ Row = dict[str, Any]
 HEAD = """\
 # Conversions
 
-Hugging Face -> Megatron `torch_dist` -> Hugging Face, for every model family and several parallel layouts. This page is written by
-`make conversions`, which measures every figure on it, on a CPU and with tiny random checkpoints.
+Hugging Face -> Megatron `torch_dist` -> Hugging Face, for every model family and several parallel layouts. This page
+is written by `make conversions`, which measures every figure on it, on a CPU and with tiny random checkpoints.
 
 A row is a family, a column a layout: `tp` tensor, `pp` pipeline, `ep` expert parallel ranks. Each cell is made so:
 
 1. transformers makes a checkpoint with random weights; its norms are not ones, so a norm in another's place shows.
-2. `slime convert hf-to-dist` writes it as a Megatron checkpoint from all ranks of the layout, `slime convert dist-to-hf` reads that on
-   one. **exact**: every tensor came back with the same name, dtype and bytes.
-3. Megatron loads the checkpoint in the layout and runs six sequences of 1 to 17 tokens in one pack; transformers runs each alone.
-   The first figure is the largest difference of any logit, the second that of the embedding's gradient, relative to its largest entry.
+2. `slime convert hf-to-dist` writes it as a Megatron checkpoint from all ranks of the layout, `slime convert
+   dist-to-hf` reads that on one. **exact**: every tensor came back with the same name, dtype and bytes.
+3. Megatron loads the checkpoint in the layout and runs six sequences of 1 to 17 tokens in one pack; transformers runs
+   each alone. The first figure is the largest difference of any logit, the second that of the embedding's gradient,
+   relative to its largest entry.
 
-All of it is float32, where a few 1e-6 is rounding; `make test` holds three of the families to 2e-5 and 5e-5. Nothing here says
-anything of bfloat16, of Transformer Engine's layers, or of a published checkpoint's size.
+All of it is float32, where a few 1e-6 is rounding; `make test` holds three of the families to 2e-5 and 5e-5. Nothing
+here says anything of bfloat16, of Transformer Engine's layers, or of a published checkpoint's size.
 """
 NOTES = """\
-`n/a`: expert parallelism of a model without experts. A gradient `-` is one that no rank has whole: a tied embedding's is summed over
-the first and the last pipeline stage by the optimizer's step, which is not taken here.
+`n/a`: expert parallelism of a model without experts. A gradient `-` is one that no rank has whole: a tied embedding's
+is summed over the first and the last pipeline stage by the optimizer's step, which is not taken here.
 
 Multi-token-prediction (MTP) layers (MiMo, GLM-4.5, DeepSeek-V3 and others have some) are not trained: `dist-to-hf`
 takes their weights from the original model, or leaves them out where those are quantised.
@@ -82,12 +83,11 @@ def _problems(family: str, rows: list[Row]) -> list[str]:
     for row in rows:
         if row["why_not"]:
             reasons.setdefault(_reason(row["why_not"]), []).append(row)
-    return [
-        f"- **{family}**"
-        f" (`{rows[0]['architecture']}`{'' if len(found) == len(rows) else '; ' + ', '.join(r['layout'] for r in found)}):"
-        f" {why}."
-        for why, found in reasons.items()
-    ]
+    out = []
+    for why, found in reasons.items():
+        some = "" if len(found) == len(rows) else "; " + ", ".join(row["layout"] for row in found)
+        out.append(f"- **{family}** (`{rows[0]['architecture']}`{some}): {why}.")
+    return out
 
 
 def _reason(why_not: str) -> str:

@@ -1,8 +1,8 @@
 """The quickstart under every schedule, as it is and killed at five moments: ``make schedules``, an hour on 2 cores.
 
 Each run is the command that a user would type, in a run directory of its own under ``runs/schedules``; one that was
-interrupted is resumed and one that is finished is not run again. Writes ``runs/schedules.json`` after each run, and ends
-with an error when a run does not reach the reward, exceeds its bound, or has a ledger that does not balance.
+interrupted is resumed and one that is finished is not run again. Writes ``runs/schedules.json`` after each run, and
+ends with an error when a run does not reach the reward, exceeds its bound, or has a ledger that does not balance.
 """
 
 import json

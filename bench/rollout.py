@@ -41,8 +41,8 @@ TAIL_WARM_UP = 2
 TAIL_ROLLOUTS = 6
 TAIL_TOKENS = 384
 STOPS = range(10, 310, 50)
-"""Tokens that end an answer. A model with random weights draws one of them at a rate, so that lengths are geometric: the
-longest of a rollout is several times their mean."""
+"""Tokens that end an answer. A model with random weights draws one of them at a rate, so that lengths are geometric:
+the longest of a rollout is several times their mean."""
 
 Measured = dict[str, float]
 

@@ -1,5 +1,6 @@
-"""The schedules beside one another, where generation and training take equally long and neither needs the other's device:
-the loop's own code over scripted parts. Runs in this process, without Ray, Megatron or SGLang, and takes seconds.
+"""The schedules beside one another, where generation and training take equally long and neither needs the other's
+device: the loop's own code over scripted parts. Runs in this process, without Ray, Megatron or SGLang, and takes
+seconds.
 """
 
 import asyncio
@@ -69,7 +70,8 @@ async def _phase(schedule: str, model: str, folder: pathlib.Path) -> None:
     """A policy phase from start to end, on engines that only hold weights."""
     options = resolve(
         f"--hf-checkpoint {model} --prompt-data reasoning-gym:basic_arithmetic?size=1000 --rm-type reasoning-gym"
-        f" --apply-chat-template --num-rollout {ROLLOUTS} --rollout-batch-size {GROUPS} --n-samples-per-prompt {SAMPLES}"
+        f" --apply-chat-template --num-rollout {ROLLOUTS} --rollout-batch-size {GROUPS}"
+        f" --n-samples-per-prompt {SAMPLES}"
         f" --custom-generate-function-path bench.scripted.slow --save-interval {ROLLOUTS} --schedule {schedule}"
         f" --run-dir {folder}".split()
     )

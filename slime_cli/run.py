@@ -1,8 +1,8 @@
 """Owns what one ``slime train`` needs, and wires it: Ray, trainer ranks, engines, reward workers, one event loop.
 
-The parts don't know who drives them: the phases of :mod:`slime_cli.loop.phase` get them as a value, and the schedules of
-:mod:`slime_cli.loop.schedules` drive the phases. Whatever ends the run, everything that was started here is stopped in
-reverse order, before the threads that still wait for it are joined.
+The parts don't know who drives them: the phases of :mod:`slime_cli.loop.phase` get them as a value, and the schedules
+of :mod:`slime_cli.loop.schedules` drive the phases. Whatever ends the run, everything that was started here is stopped
+in reverse order, before the threads that still wait for it are joined.
 """
 
 import asyncio

@@ -1,18 +1,18 @@
 """The staleness gate: when groups may be dealt, and which finished ones a rollout takes. Pure; no I/O, no state.
 
-Called by :class:`slime_cli.buffer.buffer.DataBuffer`, for every schedule. Everything is counted in rollouts: ``version``
-is how many rollouts the engines' weights have been trained on, and a group that was dealt at version i may be trained in
-rollout i + ``max_staleness`` at the latest: that is its deadline. A group is outstanding from when it is dealt until a
-rollout takes it or it is dropped; one that was released with tokens, or came back after a kill, is outstanding too. When
-such a one goes out again to weights older than its own (a kill has lost the newer ones), that is dealing: it counts from
-the older ones.
+Called by :class:`slime_cli.buffer.buffer.DataBuffer`, for every schedule. Everything is counted in rollouts:
+``version`` is how many rollouts the engines' weights have been trained on, and a group that was dealt at version i may
+be trained in rollout i + ``max_staleness`` at the latest: that is its deadline. A group is outstanding from when it is
+dealt until a rollout takes it or it is dropped; one that was released with tokens, or came back after a kill, is
+outstanding too. When such a one goes out again to weights older than its own (a kill has lost the newer ones), that is
+dealing: it counts from the older ones.
 
 Invariant, Hall's condition: for every rollout j from the next one on, at most ``(j - next_rollout + 1) * batch``
-outstanding groups have a deadline of j or earlier. While it holds, there is a place in time for every outstanding group,
-so no group is ever too old to be trained, and none has to be dropped for its age. :meth:`Gate.may_deal` keeps it by
-dealing no more than fits, :meth:`Gate.choose` by taking the earliest deadlines first, and by waiting when a group that is
-still being generated would otherwise miss its last place. ``tests/buffer/test_gate.py`` proves all of that over small
-states.
+outstanding groups have a deadline of j or earlier. While it holds, there is a place in time for every outstanding
+group, so no group is ever too old to be trained, and none has to be dropped for its age. :meth:`Gate.may_deal` keeps it
+by dealing no more than fits, :meth:`Gate.choose` by taking the earliest deadlines first, and by waiting when a group
+that is still being generated would otherwise miss its last place. ``tests/buffer/test_gate.py`` proves all of that over
+small states.
 """
 
 import dataclasses

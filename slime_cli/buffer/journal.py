@@ -1,12 +1,13 @@
 """The journal: what became of every trajectory of a phase, in one SQLite file that survives kill -9.
 
-Its one writer is the Data Buffer (:mod:`slime_cli.buffer.buffer`); ``slime trace`` reads along. A row of ``samples`` is a
-trajectory: what it fanned out into moves, is counted and is recovered as one. Invariants:
+Its one writer is the Data Buffer (:mod:`slime_cli.buffer.buffer`); ``slime trace`` reads along. A row of ``samples`` is
+a trajectory: what it fanned out into moves, is counted and is recovered as one. Invariants:
 
-* a trajectory moves only along ``SOURCES`` (PENDING -> LEASED -> GENERATED -> REWARDED -> BATCHED -> TRAINED | DROPPED);
-  any other move raises ValueError naming it and changes nothing: each method is one transaction;
-* what was generated is kept until a batch has it or it is dropped: PENDING, LEASED and GENERATED keep what was last given
-  to :meth:`Journal.generated` or :meth:`Journal.release`, over a kill too; only :meth:`Journal.restart` forgets it;
+* a trajectory moves only along ``SOURCES`` (PENDING -> LEASED -> GENERATED -> REWARDED -> BATCHED -> TRAINED |
+  DROPPED); any other move raises ValueError naming it and changes nothing: each method is one transaction;
+* what was generated is kept until a batch has it or it is dropped: PENDING, LEASED and GENERATED keep what was last
+  given to :meth:`Journal.generated` or :meth:`Journal.release`, over a kill too; only :meth:`Journal.restart` forgets
+  it;
 * TRAINED is entered only by :meth:`Journal.commit`, together with the step, weight version and durable checkpoint, and
   once per trajectory: ``trained`` is append-only and unique by trajectory, whatever ``samples`` says;
 * TRAINED is left only by :meth:`Journal.roll_back`, when the checkpoint of a commit is lost and with it what the
@@ -14,7 +15,8 @@ trajectory: what it fanned out into moves, is counted and is recovered as one. I
   longer stand, and a trajectory is trained at most once among those that do;
 * the metrics of a rollout are in it before the rollout is committed, so ``metrics.jsonl`` can be made from it;
 * the prompt cursor moves in the transaction that leases the rows it passed, so a row is neither lost nor dealt twice;
-* dispatched = trained + dropped + in flight: the left side is counted when dealt, the right from where trajectories are.
+* dispatched = trained + dropped + in flight: the left side is counted when dealt, the right from where trajectories
+  are.
 
 A killed process loses no finished transaction. A power cut may lose the last few, but never one before a commit: that
 one is fsynced, and with it everything older. ``tests/buffer/test_journal_states.py`` walks every small state.

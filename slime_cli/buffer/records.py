@@ -20,17 +20,19 @@ VERSION = 3
 
 _TRAININGS = f"""
 CREATE TABLE commits(
-    step INTEGER NOT NULL, era INTEGER NOT NULL, rollout_id INTEGER NOT NULL, weight_version TEXT NOT NULL, checkpoint TEXT NOT NULL,
-    samples INTEGER NOT NULL, time REAL NOT NULL, PRIMARY KEY(step, era));
+    step INTEGER NOT NULL, era INTEGER NOT NULL, rollout_id INTEGER NOT NULL, weight_version TEXT NOT NULL,
+    checkpoint TEXT NOT NULL, samples INTEGER NOT NULL, time REAL NOT NULL, PRIMARY KEY(step, era));
 CREATE TABLE trained(
-    sample_index INTEGER NOT NULL, era INTEGER NOT NULL, step INTEGER NOT NULL, PRIMARY KEY(sample_index, era)) WITHOUT ROWID;
+    sample_index INTEGER NOT NULL, era INTEGER NOT NULL, step INTEGER NOT NULL,
+    PRIMARY KEY(sample_index, era)) WITHOUT ROWID;
 CREATE TABLE rollbacks(
-    era INTEGER PRIMARY KEY, from_step INTEGER NOT NULL, to_step INTEGER NOT NULL, reason TEXT NOT NULL, again INTEGER NOT NULL,
-    dropped INTEGER NOT NULL, time REAL NOT NULL);
+    era INTEGER PRIMARY KEY, from_step INTEGER NOT NULL, to_step INTEGER NOT NULL, reason TEXT NOT NULL,
+    again INTEGER NOT NULL, dropped INTEGER NOT NULL, time REAL NOT NULL);
 {
     "".join(
         f"""
-CREATE TRIGGER {table}_never_{word} BEFORE {verb} ON {table} BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END;"""
+CREATE TRIGGER {table}_never_{word} BEFORE {verb} ON {table}
+BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END;"""
         for table in ("commits", "trained", "rollbacks")
         for word, verb in (("changes", "UPDATE"), ("shrinks", "DELETE"))
     )
@@ -139,7 +141,8 @@ class Recovery:
     """The last committed step; None before the first."""
     groups: tuple[OpenGroup, ...]
     replay: dict[int, tuple[int, ...]]
-    """Rollout id -> its BATCHED, uncommitted trajectories, oldest rollout first: train them from ``rollouts/NNNNNN``."""
+    """Rollout id -> its BATCHED, uncommitted trajectories, oldest rollout first: train them from
+    ``rollouts/NNNNNN``."""
     cursor: dict[str, Any] | None
     """As given to the last lease; None before the first."""
     next_group_index: int

@@ -1,10 +1,10 @@
 """What travels between the stages: prompts, samples and groups. Torch-free; imported by every stage.
 
 Field names are the ones that hooks of slime scripts read and write. A group is what one dealt prompt is answered with.
-The unit of accounting is the trajectory: one generation for one place in a group, whose ``index`` is unique in a run and
-is the journal's key. It ends in one sample, or fans out into several siblings that share ``index`` and ``group_index``;
-they are kept, trained and dropped together. A sample's response consists of spans: consecutive tokens that one weight
-version wrote.
+The unit of accounting is the trajectory: one generation for one place in a group, whose ``index`` is unique in a run
+and is the journal's key. It ends in one sample, or fans out into several siblings that share ``index`` and
+``group_index``; they are kept, trained and dropped together. A sample's response consists of spans: consecutive tokens
+that one weight version wrote.
 """
 
 import dataclasses
@@ -200,8 +200,8 @@ class Sample:
 
     def check(self, rows: int | None = None) -> None:
         """Raises ValueError for what can't be stored or trained: ids beyond the ``rows`` of the embedding, per-token
-        lists and
-        spans that do not fit ``response_length``, numbers that are not finite where a token is trained, values that are not plain."""
+        lists and spans that do not fit ``response_length``, numbers that are not finite where a token is trained,
+        values that are not plain."""
         if not isinstance(self.tokens, list):
             raise ValueError(f"sample {self.index}: tokens is {type(self.tokens).__name__}, not a list of ids")
         if not isinstance(self.response_length, int) or not 0 <= self.response_length <= len(self.tokens):

@@ -146,7 +146,9 @@ def _generated(hook: Hook, args: Args, params: dict[str, Any], engine: Any) -> S
                 _as_sampled(hook, engine, sample)
     counts = collections.Counter(sample.status.value for sample in found)
     yield f"returns {len(found)} sample(s): {', '.join(f'{n} {status}' for status, n in counts.items())}"
-    yield f"{found[0].response_length} response tokens, {sum(found[0].effective_mask())} of them trained: {found[0].response!r:.80}"
+    first = found[0]
+    trained = sum(first.effective_mask())
+    yield f"{first.response_length} response tokens, {trained} of them trained: {first.response!r:.80}"
     if engine is not None:
         yield "each trained token is one that the engine sampled there, with its log-probability"
 
@@ -347,7 +349,8 @@ def tis(hook: Hook, args: Args) -> Said:
     shape, lengths_N = _shape()
     old_R, rollout_R = np.linspace(-1, -0.1, 5), np.linspace(-1.5, -0.2, 5)
     weights_R, metrics = user_weights.importance(hook, args, lengths_N, old_R, rollout_R, shape)
-    yield f"weights of 5 tokens of 2 samples: {np.round(weights_R, 3).tolist()}; metrics: {', '.join(metrics) or 'none'}"
+    named = ", ".join(metrics) or "none"
+    yield f"weights of 5 tokens of 2 samples: {np.round(weights_R, 3).tolist()}; metrics: {named}"
 
 
 def pg_loss_reducer(hook: Hook, args: Args) -> Said:

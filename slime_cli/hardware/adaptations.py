@@ -140,8 +140,8 @@ COMMAND_LINE = Adaptation(
 ASYNC_SAVE = Adaptation(
     library="megatron-core",
     what="`--async-save` stays on where `validate_args` turns it off",
-    why="Megatron wants its persistent worker for it, which reads CPU tensors while they are trained on; the writer that "
-    "it forks for each save has them as they were",
+    why="Megatron wants its persistent worker for it, which reads CPU tensors while they are trained on; the writer "
+    "that it forks for each save has them as they were",
     test="tests/end_to_end/test_async_save.py",
 )
 WRITER_QUEUE = Adaptation(

@@ -1,9 +1,9 @@
 """Asking the run's engines from a function of a user's own.
 
-:func:`engine` gives an :class:`Engine`, which continues a sample and appends what came back. Inside a run it asks through
-the run's own client (:func:`through` is how the run lends it), so that the limit of requests in flight, retries, a pause
-for new weights and an abort are the same for a user's function as for slime. Elsewhere (a notebook, a contract test) it
-asks the address in ``args`` through :class:`PlainClient`. Torch-free.
+:func:`engine` gives an :class:`Engine`, which continues a sample and appends what came back. Inside a run it asks
+through the run's own client (:func:`through` is how the run lends it), so that the limit of requests in flight,
+retries, a pause for new weights and an abort are the same for a user's function as for slime. Elsewhere (a notebook, a
+contract test) it asks the address in ``args`` through :class:`PlainClient`. Torch-free.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Samples lent to a user's function: it gets copies, and what it may change of them is carried over.
 
-Called by the adapters beside it. Invariants: what a function may not change stays as it is, and is named; what is carried
-over can be stored and trained.
+Called by the adapters beside it. Invariants: what a function may not change stays as it is, and is named; what is
+carried over can be stored and trained.
 """
 
 import contextlib

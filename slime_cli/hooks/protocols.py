@@ -1,9 +1,9 @@
 """What slime calls of a user's, as types: one Protocol for each kind of function.
 
-The signature of ``__call__`` is the only place where a kind's call is written: the check at load, the contract tests and
-``docs/hooks.md`` read it from here. Parameters before the star are passed by position. Those after it are passed by
-keyword: always where they have no default, and where they have one only to a function that takes them.
-Torch appears in annotations only.
+The signature of ``__call__`` is the only place where a kind's call is written: the check at load, the contract tests
+and ``docs/hooks.md`` read it from here. Parameters before the star are passed by position. Those after it are passed by
+keyword: always where they have no default, and where they have one only to a function that takes them. Torch appears in
+annotations only.
 """
 
 import types

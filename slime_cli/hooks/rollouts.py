@@ -1,8 +1,8 @@
 """Functions in place of a whole rollout or a whole evaluation, and the choice among unfinished groups.
 
-The loop gives what deals groups, and takes what came of them. Invariants: a function's groups are those that it was dealt,
-each once, under the identities that they were dealt with; what it left out is said, so that the loop can drop it by name.
-A function that is not async runs in a thread, and what it asks for is done in the event loop's.
+The loop gives what deals groups, and takes what came of them. Invariants: a function's groups are those that it was
+dealt, each once, under the identities that they were dealt with; what it left out is said, so that the loop can drop it
+by name. A function that is not async runs in a thread, and what it asks for is done in the event loop's.
 """
 
 import asyncio

@@ -70,7 +70,8 @@ def new_sample(args: Args, messages: Messages, label: str | None = None, **metad
 
 
 def context_length(args: Args) -> int | None:
-    """Tokens of a prompt with its response: the engines' option, else what the checkpoint's config says, if anything."""
+    """Tokens of a prompt with its response: the engines' option, else what the checkpoint's config says, if
+    anything."""
     given = getattr(args, "sglang_context_length", None)
     checkpoint = getattr(args, "hf_checkpoint", None)
     return given or (None if checkpoint is None else _of_config(str(checkpoint)))

@@ -1,8 +1,9 @@
 """When engines get the trainer's weights, how, and which version each of them holds.
 
 :class:`Timetable` says when. It follows from the options and the journal's commits alone, so that a resume comes to the
-answer that the attempt before it had. :class:`Publisher` does it through a transport, and is the only one that knows what
-an engine holds. Its methods block; the loop (:mod:`slime_cli.loop.phase`) calls them through a thread, one at a time.
+answer that the attempt before it had. :class:`Publisher` does it through a transport, and is the only one that knows
+what an engine holds. Its methods block; the loop (:mod:`slime_cli.loop.phase`) calls them through a thread, one at a
+time.
 """
 
 import dataclasses
@@ -60,8 +61,9 @@ class Timetable:
 class Publisher:
     """Brings versions into the engines of one phase.
 
-    ``engines`` gives the URLs of those that are alive, ``commits`` those of the journal, ``under_way`` what the next one
-    will add. ``keep_old_actor``: the learner keeps the weights that it publishes, as those that the engines sample from.
+    ``engines`` gives the URLs of those that are alive, ``commits`` those of the journal, ``under_way`` what the next
+    one will add. ``keep_old_actor``: the learner keeps the weights that it publishes, as those that the engines sample
+    from.
     """
 
     def __init__(
@@ -110,7 +112,8 @@ class Publisher:
         return version
 
     def send(self, version: Version, *, flush: bool = True) -> list[Proof]:
-        """The version into every engine, proven. ``flush`` is False for engines that are paused with requests in them."""
+        """The version into every engine, proven. ``flush`` is False for engines that are paused with
+        requests in them."""
         urls = self.engines()
         verification.unchanged({url: self._holds[url] for url in urls if url in self._holds})
         with self.span("sync"):
@@ -125,7 +128,8 @@ class Publisher:
         return self.proofs
 
     def _prune(self) -> None:
-        """Stay: what the engines hold, and what a resume would send again, from the last commit or from the next one."""
+        """Stay: what the engines hold, and what a resume would send again, from the last commit or from the
+        next one."""
         commits = list(self.commits())
         steps = {self.timetable.step_held(found) for found in (commits, [*commits, *self.under_way()])}
         self.transport.prune({*map(layout.version_name, steps), *self._holds.values()})

@@ -1,4 +1,5 @@
-"""Where a phase saves, whether it may write there, and how much room that takes. Torch-free, and light: ``--dry-run`` calls it."""
+"""Where a phase saves, whether it may write there, and how much room that takes. Torch-free, and light: ``--dry-run``
+calls it."""
 
 import itertools
 import pathlib

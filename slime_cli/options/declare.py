@@ -1,4 +1,5 @@
-"""How an option of slime's own is declared: once, as a typed field of a frozen dataclass in :mod:`slime_cli.options.groups`.
+"""How an option of slime's own is declared: once, as a typed field of a frozen dataclass in
+:mod:`slime_cli.options.groups`.
 
 Everything that is known of an option is here: parser, ``--help``, bounds, what it needs, who reads it and whether a
 resume may change it are read from the field. The field's annotation says what a value is: ``int``, ``float``, ``str``,
@@ -18,7 +19,8 @@ from typing import Any, Literal
 from slime_cli.options.spec import Option
 
 Resume = Literal["same", "free"]
-"""Whether a resumed run may have another value: no, because what was trained so far would not be what it says; or yes."""
+"""Whether a resumed run may have another value: no, because what was trained so far would not be what it
+says; or yes."""
 EITHER = ("train", "serve-rollout")
 """Commands of an option that both of them read."""
 

@@ -1,17 +1,18 @@
 """Requests in flight stand still, continue or end, on a list of engines by their own endpoints. Torch-free.
 
-The router does not pass these on, so each engine is asked itself. Every function can be called again with the same effect
-as once, asks all engines even when one fails, and raises EngineError that names those that did. All of them block.
+The router does not pass these on, so each engine is asked itself. Every function can be called again with the same
+effect as once, asks all engines even when one fails, and raises EngineError that names those that did. All of them
+block.
 
 What stock SGLang (0.5.16) does, measured in ``tests/end_to_end/test_engine_control.py``:
 
 * :func:`pause` keeps requests in the engine, at the token where they were. Requests that arrive later wait at its door.
-  Weights can change meanwhile, but the cache cannot be flushed: an update with ``flush_cache`` ends a paused engine that
-  has requests. After :func:`resume` they continue with the new weights over the keys and values of the old ones.
+  Weights can change meanwhile, but the cache cannot be flushed: an update with ``flush_cache`` ends a paused engine
+  that has requests. After :func:`resume` they continue with the new weights over the keys and values of the old ones.
 * :func:`abort_all` ends every request at the next token, with what it has generated. A paused engine ends its requests
   only when it is resumed, and those at its door are not ended at all.
-* :func:`flush` empties the prefix cache of an engine without requests. The cache serves every later request with the same
-  prefix, whichever weights made it: after a change of weights, flush as soon as nothing is in flight.
+* :func:`flush` empties the prefix cache of an engine without requests. The cache serves every later request with the
+  same prefix, whichever weights made it: after a change of weights, flush as soon as nothing is in flight.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ from slime_cli.errors import EngineError
 
 TIMEOUT = 120.0
 Mode = Literal["in_place", "retract"]
-"""``retract`` gives the requests' memory back, and computes their keys and values anew, with the weights at that time."""
+"""``retract`` gives the requests' memory back, and computes their keys and values anew, with the weights at
+that time."""
 
 
 def pause(urls: Sequence[str], mode: Mode = "in_place") -> None:
@@ -37,7 +39,8 @@ def pause(urls: Sequence[str], mode: Mode = "in_place") -> None:
 
 
 def resume(urls: Sequence[str]) -> None:
-    """Requests that stand still continue, those at the door are let in. Nothing happens to an engine that is not paused."""
+    """Requests that stand still continue, those at the door are let in. Nothing happens to an engine that is not
+    paused."""
     engine_api.each(urls, lambda url: engine_api.require(url, "/continue_generation", {}, TIMEOUT))
 
 

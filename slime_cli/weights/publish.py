@@ -1,7 +1,7 @@
 """Writes weights as a version that engines can load: safetensors, the model's other files and a manifest.
 
-Called by the trainer's rank 0, by ``slime sync`` and by a conversion to HF. The manifest is written last: the version is
-whole when it is there.
+Called by the trainer's rank 0, by ``slime sync`` and by a conversion to HF. The manifest is written last: the version
+is whole when it is there.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """The seam between publishing and the ways by which weights reach engines. Torch-free.
 
-The loop's publisher (:mod:`slime_cli.loop.publishing`) and ``slime sync`` know these two types and nothing below them: a
-:class:`Version` is a name, what its tensors are and a way to read them; that it lies on a disk is the affair of
-:mod:`slime_cli.weights.transports.disk`. A transport may keep the ranks that wrote a version and send from their memory;
-it then has nothing to go back to, and says so. All methods block: the loop calls them through a thread.
+The loop's publisher (:mod:`slime_cli.loop.publishing`) and ``slime sync`` know these two types and nothing below them:
+a :class:`Version` is a name, what its tensors are and a way to read them; that it lies on a disk is the affair of
+:mod:`slime_cli.weights.transports.disk`. A transport may keep the ranks that wrote a version and send from their
+memory; it then has nothing to go back to, and says so. All methods block: the loop calls them through a thread.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,8 +61,8 @@ class Transport(Protocol):
     def send(self, version: Version, engines: Sequence[str], *, flush: bool) -> None:
         """Every engine holds ``version`` afterwards and reports its name, or EngineError names those that do not.
 
-        ``flush`` also drops what the engines' prefix caches hold of older weights, which needs engines without requests;
-        for engines that are paused with requests in them it is False.
+        ``flush`` also drops what the engines' prefix caches hold of older weights, which needs engines without
+        requests; for engines that are paused with requests in them it is False.
         """
         ...
 

@@ -1,10 +1,10 @@
 """Proof that engines hold a version, by the sums that they report of their own tensors. Torch-free until a cast is due.
 
-An engine names its version (``/model_info``) and sums up each tensor that it holds (``/weights_checker``). Where one rank
-holds the whole model on a CPU, those are SHA-256 over the same bytes that were published, so they are compared with the
-version's manifest; a tensor that the engine fuses of several, pads or casts is read and summed up a chunk at a time. Sums
-of tensor parallel ranks or of a GPU are of other bytes or by another function: nothing is read for those, and engines are
-compared with each other. The proof says which of these was shown.
+An engine names its version (``/model_info``) and sums up each tensor that it holds (``/weights_checker``). Where one
+rank holds the whole model on a CPU, those are SHA-256 over the same bytes that were published, so they are compared
+with the version's manifest; a tensor that the engine fuses of several, pads or casts is read and summed up a chunk at a
+time. Sums of tensor parallel ranks or of a GPU are of other bytes or by another function: nothing is read for those,
+and engines are compared with each other. The proof says which of these was shown.
 """
 
 import hashlib
@@ -92,8 +92,9 @@ class Sums:
         self._found: dict[tuple[str, str], frozenset[str]] = {}
 
     def of(self, name: str, dtype: str) -> frozenset[str]:
-        """Sums that the engine's tensor ``name`` may have when it computes in ``dtype``; empty when no published tensor is
-        known to be it. Two where the version has another dtype: engines keep some tensors (a router's bias) as they are.
+        """Sums that the engine's tensor ``name`` may have when it computes in ``dtype``; empty when no published tensor
+        is known to be it. Two where the version has another dtype: engines keep some tensors (a router's bias) as they
+        are.
         """
         if (name, dtype) not in self._found:
             self._found[name, dtype] = self._sums(name, dtype)

@@ -1,8 +1,8 @@
 """The Data Buffer through random histories with kills at every write, over the real journal and real batch files.
 
 A walk plays the collector, the learner and the publisher in small: it leases what the buffer has room for, lets groups
-generate, fail, be rejected or given back at random, takes and trains batches, commits now and then, and is killed between
-any two writes of the journal; then everything but the run's folder is gone. Contracts:
+generate, fail, be rejected or given back at random, takes and trains batches, commits now and then, and is killed
+between any two writes of the journal; then everything but the run's folder is gone. Contracts:
 
 1. no batch is trained above the bound on staleness, and nothing is dropped as ``stale`` while the bound stays;
 2. tokens that the buffer was told of are there after a kill, as they were, unless their group was restarted;

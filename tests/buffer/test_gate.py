@@ -1,15 +1,16 @@
-"""The staleness gate, proven over every small state: a model checker walks all interleavings of what can happen to groups.
+"""The staleness gate, proven over every small state: a model checker walks all interleavings of what can happen to
+groups.
 
-The model knows nothing of deadlines: a group is the rollout-count of the weights it was dealt at, and whether it is still
-in flight. Everything is relative to the next rollout, so that the states are finite: an ``age`` is next rollout - version.
-What it checks in each state, with feasibility found by trying places instead of by the gate's formula:
+The model knows nothing of deadlines: a group is the rollout-count of the weights it was dealt at, and whether it is
+still in flight. Everything is relative to the next rollout, so that the states are finite: an ``age`` is next rollout -
+version. What it checks in each state, with feasibility found by trying places instead of by the gate's formula:
 
 1. no rollout takes a group older than ``max_staleness``;
 2. a rollout takes ``batch`` groups, and the oldest of the finished ones, the first dealt among equals;
 3. what is outstanding can always be placed (checked after each action, a kill included);
 4. no deadlock: when everything in flight is finished, a rollout or a deal is possible, or newer weights are to come;
-5. not needlessly strict: the gate waits only where every choice would leave a group without a place, and deals as many as
-   can be placed; one straggler delays nobody before its own last rollout; an age of ``max_staleness`` is reached.
+5. not needlessly strict: the gate waits only where every choice would leave a group without a place, and deals as many
+   as can be placed; one straggler delays nobody before its own last rollout; an age of ``max_staleness`` is reached.
 
 Broken gates, and broken uses of it, are each caught by one of these.
 """

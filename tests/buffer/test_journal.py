@@ -277,16 +277,19 @@ def test_a_rollback_that_undoes_nothing_or_to_no_commit_is_refused(journal):
 
 
 OLD = """
-CREATE TABLE groups(group_index INTEGER PRIMARY KEY, source TEXT NOT NULL, row INTEGER NOT NULL, epoch INTEGER NOT NULL, prompt BLOB NOT NULL);
-CREATE TABLE samples(sample_index INTEGER PRIMARY KEY, group_index INTEGER NOT NULL REFERENCES groups, position INTEGER NOT NULL,
-    fate TEXT NOT NULL, reason TEXT, rollout_id INTEGER, step INTEGER, weight_version TEXT, attempts INTEGER NOT NULL DEFAULT 1, reward, payload BLOB);
-CREATE TABLE commits(step INTEGER PRIMARY KEY, rollout_id INTEGER NOT NULL, weight_version TEXT NOT NULL, checkpoint TEXT NOT NULL,
-    samples INTEGER NOT NULL, time REAL NOT NULL);
+CREATE TABLE groups(group_index INTEGER PRIMARY KEY, source TEXT NOT NULL, row INTEGER NOT NULL,
+    epoch INTEGER NOT NULL, prompt BLOB NOT NULL);
+CREATE TABLE samples(sample_index INTEGER PRIMARY KEY, group_index INTEGER NOT NULL REFERENCES groups,
+    position INTEGER NOT NULL, fate TEXT NOT NULL, reason TEXT, rollout_id INTEGER, step INTEGER, weight_version TEXT,
+    attempts INTEGER NOT NULL DEFAULT 1, reward, payload BLOB);
+CREATE TABLE commits(step INTEGER PRIMARY KEY, rollout_id INTEGER NOT NULL, weight_version TEXT NOT NULL,
+    checkpoint TEXT NOT NULL, samples INTEGER NOT NULL, time REAL NOT NULL);
 CREATE TABLE trained(sample_index INTEGER PRIMARY KEY, step INTEGER NOT NULL);
 CREATE TRIGGER trained_never_changes BEFORE UPDATE ON trained BEGIN SELECT RAISE(ABORT, 'trained is append-only'); END;
 CREATE TRIGGER trained_never_shrinks BEFORE DELETE ON trained BEGIN SELECT RAISE(ABORT, 'trained is append-only'); END;
 CREATE TABLE state(key TEXT PRIMARY KEY, value TEXT NOT NULL);
-INSERT INTO groups VALUES(0, 'd.jsonl', 1, 0, x'85a670726f6d7074a171a56c6162656cc0a86d6574616461746180a6736f75726365a7642e6a736f6e6ca3726f7701');
+INSERT INTO groups VALUES(0, 'd.jsonl', 1, 0,
+    x'85a670726f6d7074a171a56c6162656cc0a86d6574616461746180a6736f75726365a7642e6a736f6e6ca3726f7701');
 INSERT INTO samples VALUES(0, 0, 0, 'TRAINED', NULL, 0, 1, 'v1', 1, 0.5, NULL);
 INSERT INTO samples VALUES(1, 0, 1, 'BATCHED', NULL, 1, NULL, NULL, 1, 0.5, NULL);
 INSERT INTO commits VALUES(1, 0, 'v1', 'ckpt/1', 1, 1e9);

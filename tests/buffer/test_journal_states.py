@@ -1,14 +1,15 @@
-"""The journal's transitions, exhaustively: every operation on every subset of a small world, in every state it can reach.
+"""The journal's transitions, exhaustively: every operation on every subset of a small world, in every state it can
+reach.
 
-The world is one group of two trajectories, with at most three commits and one rollback. What must hold is written down here
-a second time, by hand (``MOVES``, :func:`after`), and each edge is walked in the real journal: in memory, restored from a
-snapshot of the state before. Contracts:
+The world is one group of two trajectories, with at most three commits and one rollback. What must hold is written down
+here a second time, by hand (``MOVES``, :func:`after`), and each edge is walked in the real journal: in memory, restored
+from a snapshot of the state before. Contracts:
 
-1. an operation does what ``after`` says to fates, payloads and commits, or is refused, names a trajectory, and changes no
-   byte of what the journal says;
+1. an operation does what ``after`` says to fates, payloads and commits, or is refused, names a trajectory, and changes
+   no byte of what the journal says;
 2. the ledger balances in every state; no trajectory is trained twice among the commits that stand;
-3. a kill (recover) at any moment loses nothing that was generated, and hands everything out again: what is unfinished as
-   pending, rewarded as finished, batched to be trained again;
+3. a kill (recover) at any moment loses nothing that was generated, and hands everything out again: what is unfinished
+   as pending, rewarded as finished, batched to be trained again;
 4. a payload is there as long as it is needed, and no longer;
 5. from every state, each trajectory can still come to an end: TRAINED or DROPPED.
 

@@ -1,4 +1,5 @@
-"""Samples and their spans: which version wrote which token, kept in step by appending, through file, journal and hook."""
+"""Samples and their spans: which version wrote which token, kept in step by appending, through file,
+journal and hook."""
 
 import dataclasses
 

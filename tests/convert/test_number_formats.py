@@ -62,7 +62,8 @@ from sglang.srt.layers.quantization.fp8 import Fp8Config
 from sglang.srt.layers.quantization.utils import is_layer_skipped
 
 fused = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
-layers = ["0.self_attn.qkv_proj", "0.mlp.gate_up_proj", "0.mlp.down_proj", "1.mlp.gate", "1.mlp.experts", "2.mlp.gate", "2.mlp.experts"]
+layers = ["0.self_attn.qkv_proj", "0.mlp.gate_up_proj", "0.mlp.down_proj", "1.mlp.gate", "1.mlp.experts"]
+layers += ["2.mlp.gate", "2.mlp.experts"]
 out = {}
 for folder in sys.argv[1:]:
     found = json.load(open(folder + "/config.json"))["quantization_config"]
@@ -73,9 +74,11 @@ for folder in sys.argv[1:]:
     else:
         config = CompressedTensorsConfig.from_config(found)
         weights, inputs = (config.target_scheme_map["Linear"][key] for key in ("weights", "input_activations"))
-        scheme = [config._is_fp8_w8a8(weights, inputs), inputs is None and config._is_wNa16_group_channel(weights, inputs)]
+        grouped = inputs is None and config._is_wNa16_group_channel(weights, inputs)
+        scheme = [config._is_fp8_w8a8(weights, inputs), grouped]
         experts = ".0.gate_proj"  # the name that it asks of a layer of experts
-        kept = [n for n in layers if should_ignore_layer("model.layers." + n + (experts if "experts" in n else ""), config.ignore, fused)]
+        asked = {n: "model.layers." + n + (experts if "experts" in n else "") for n in layers}
+        kept = [n for n in layers if should_ignore_layer(asked[n], config.ignore, fused)]
     out[folder.rpartition("/")[2]] = [scheme, kept]
 print("FOUND" + json.dumps(out))
 """

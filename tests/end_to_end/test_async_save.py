@@ -12,7 +12,10 @@ from slime_cli.tracing.ledger import balanced, ledgers
 from tests.end_to_end.conftest import TINY, slime, start
 from tests.end_to_end.test_resume import _kill_when, _lines
 
-DATA = "reasoning-gym:basic_arithmetic?operators=+&min_terms=2&max_terms=2&max_digits=1&allow_parentheses=false&allow_negation=false&size=99&seed=1"
+DATA = (
+    "reasoning-gym:basic_arithmetic?operators=+&min_terms=2&max_terms=2&max_digits=1&allow_parentheses=false"
+    "&allow_negation=false&size=99&seed=1"
+)
 
 
 @pytest.mark.timeout(900)

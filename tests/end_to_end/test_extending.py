@@ -1,4 +1,5 @@
-"""A finished supervised run, which needs no engine, is trained further by a larger --num-rollout, and by nothing else."""
+"""A finished supervised run, which needs no engine, is trained further by a larger --num-rollout, and by
+nothing else."""
 
 import json
 

@@ -11,11 +11,12 @@ from tests.end_to_end.conftest import TINY, slime
 from tests.test_disk import FULL, small  # noqa: F401 (a fixture)
 
 PROMPTS = (
-    "reasoning-gym:basic_arithmetic?operators=+&min_terms=2&max_terms=2&max_digits=1&allow_parentheses=false&allow_negation=false"
-    "&size=400&seed=1"
+    "reasoning-gym:basic_arithmetic?operators=+&min_terms=2&max_terms=2&max_digits=1&allow_parentheses=false"
+    "&allow_negation=false&size=400&seed=1"
 )
-WORDS = f"""--hf-checkpoint {TINY} --prompt-data {PROMPTS} --apply-chat-template --loss-type sft_loss --num-rollout 3 --rollout-batch-size 16
-    --save-interval 1 --use-dynamic-batch-size --max-tokens-per-gpu 512 --lr 1e-3 --min-lr 1e-3""".split()
+WORDS = f"""--hf-checkpoint {TINY} --prompt-data {PROMPTS} --apply-chat-template --loss-type sft_loss --num-rollout 3
+    --rollout-batch-size 16 --save-interval 1 --use-dynamic-batch-size --max-tokens-per-gpu 512
+    --lr 1e-3 --min-lr 1e-3""".split()
 
 
 @pytest.mark.timeout(900)

@@ -12,13 +12,13 @@ from tests.end_to_end.conftest import TINY, slime, start
 from tests.end_to_end.test_resume import _kill_when, _lines
 
 PROMPTS = (
-    "reasoning-gym:basic_arithmetic?operators=+&min_terms=2&max_terms=2&max_digits=1&allow_parentheses=false&allow_negation=false"
-    "&size=400&seed=2"
+    "reasoning-gym:basic_arithmetic?operators=+&min_terms=2&max_terms=2&max_digits=1&allow_parentheses=false"
+    "&allow_negation=false&size=400&seed=2"
 )
 WORDS = f"""--hf-checkpoint {TINY} --prompt-data {PROMPTS} --apply-chat-template --rm-type reasoning-gym --num-rollout 9
-    --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 6 --rollout-max-prompt-len 32 --use-dynamic-batch-size
-    --max-tokens-per-gpu 512 --lr 1e-3 --min-lr 1e-3 --save-interval 2 --update-weights-interval 3 --keep-old-actor
-    --rollout-top-p 0.9 --rollout-top-k 64 --use-top-p-replay""".split()
+    --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 6 --rollout-max-prompt-len 32
+    --use-dynamic-batch-size --max-tokens-per-gpu 512 --lr 1e-3 --min-lr 1e-3 --save-interval 2
+    --update-weights-interval 3 --keep-old-actor --rollout-top-p 0.9 --rollout-top-k 64 --use-top-p-replay""".split()
 
 
 @pytest.mark.timeout(900)

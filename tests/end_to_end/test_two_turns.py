@@ -1,8 +1,9 @@
 """The example of docs/hooks.md over genuine engines: two turns and a calculator, by the client of ``slime_cli.hooks``.
 
-1. Tool tokens are untrained, have log-probability 0 and no version; all others have the sampled one's, and the version's.
-2. The trainer computes the same log-probabilities over both turns. 3. The ledger balances. 4. So with engines of the run's
-own on a random port, and with an endpoint.
+1. Tool tokens are untrained, have log-probability 0 and no version; all others have the sampled one's, and the
+  version's.
+2. The trainer computes the same log-probabilities over both turns. 3. The ledger balances. 4. So with engines of the
+run's own on a random port, and with an endpoint.
 """
 
 import itertools

@@ -131,7 +131,8 @@ def f(rollout_id, args, data, extra_metrics):
 async def test_sample_hooks_change_a_sample_one_after_the_other(hook: Make):
     changing = hook(
         "sample_hook",
-        "def f(args, sample, *, rollout_id=None, evaluation=False):\n    sample.metadata['seen'] = [rollout_id, evaluation]",
+        "def f(args, sample, *, rollout_id=None, evaluation=False):\n"
+        "    sample.metadata['seen'] = [rollout_id, evaluation]",
     )
     code = """
 import dataclasses

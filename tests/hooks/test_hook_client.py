@@ -1,7 +1,7 @@
 """The client that functions of a user's own ask the engines with, and their text as the run's tokens.
 
-1. A turn appends ids, log-probabilities, mask, spans and text, and never more than the budget leaves. 2. Inside a run it
-asks through what the run lends, elsewhere over HTTP. 3. A tool's text is text, whatever it holds.
+1. A turn appends ids, log-probabilities, mask, spans and text, and never more than the budget leaves. 2. Inside a run
+it asks through what the run lends, elsewhere over HTTP. 3. A tool's text is text, whatever it holds.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Functions in place of a whole rollout or evaluation, and the choice among unfinished groups.
 
-1. What comes back is what was dealt, each group once. 2. A function that blocks runs in a thread, and what it asks for is
-done in the event loop's. 3. Whatever else it returns is named.
+1. What comes back is what was dealt, each group once. 2. A function that blocks runs in a thread, and what it asks for
+is done in the event loop's. 3. Whatever else it returns is named.
 """
 
 import threading

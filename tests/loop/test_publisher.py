@@ -99,7 +99,7 @@ def run(tmp_path, model):
     return Run(tmp_path / "run", model, engines=[LoadingEngine(), LoadingEngine()])
 
 
-# -- 1 -------------------------------------------------------------------------------------------------------------------
+# -- 1 -----------------------------------------------------------------------------------------------------------------
 
 
 def test_every_engine_holds_what_was_published_and_proves_it(run):
@@ -132,7 +132,7 @@ def test_the_learner_keeps_what_engines_sample_from_only_when_it_is_asked_to(tmp
         assert run.learner.kept == ({"old_actor": 4} if keep else {})
 
 
-# -- 2, 3 ----------------------------------------------------------------------------------------------------------------
+# -- 2, 3 --------------------------------------------------------------------------------------------------------------
 
 
 def test_an_engine_that_another_process_updated_is_noticed_before_anything_is_sent(run):
@@ -178,7 +178,7 @@ def test_an_engine_that_loaded_something_else_is_no_success(run):
     assert run.publisher.held is None
 
 
-# -- 4 -------------------------------------------------------------------------------------------------------------------
+# -- 4 -----------------------------------------------------------------------------------------------------------------
 
 
 def test_what_a_resume_would_send_again_is_never_pruned(tmp_path, model):
@@ -200,7 +200,7 @@ def test_what_a_resume_would_send_again_is_never_pruned(tmp_path, model):
     assert run.folders()[-1] == 20
 
 
-# -- 5 -------------------------------------------------------------------------------------------------------------------
+# -- 5 -----------------------------------------------------------------------------------------------------------------
 
 
 def resumed(tmp_path, model, timetable, commits, **more):

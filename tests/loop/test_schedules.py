@@ -1,7 +1,7 @@
 """The schedules over verbs that only note when they are called.
 
-1. synchronous: strictly one after the other; 2. one step off: the next rollout is begun before training, never more than
-one ahead; 3. asynchronous: groups flow from the start; 4. all end where the phase says so.
+1. synchronous: strictly one after the other; 2. one step off: the next rollout is begun before training, never more
+than one ahead; 3. asynchronous: groups flow from the start; 4. all end where the phase says so.
 """
 
 import asyncio

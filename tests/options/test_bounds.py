@@ -74,8 +74,9 @@ def test_serve_rollout_refuses_them_too():
 
 def test_what_makes_sense_passes():
     more = (
-        "--lr 0 --clip-grad 0 --adam-beta1 0 --rollout-top-k -1 --eval-temperature 0 --eval-prompt-data e --rm-timeout 0.5 "
-        "--moe-aux-loss-coeff 0 --sglang-chunked-prefill-size -1 --rollout-seed 0 --rotary-percent 0.25"
+        "--lr 0 --clip-grad 0 --adam-beta1 0 --rollout-top-k -1 --eval-temperature 0 --eval-prompt-data e "
+        "--rm-timeout 0.5 --moe-aux-loss-coeff 0 --sglang-chunked-prefill-size -1 --rollout-seed 0 "
+        "--rotary-percent 0.25"
     )
     assert check(resolve(f"{GOOD} {more}".split())) == []
 

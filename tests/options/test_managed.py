@@ -1,6 +1,7 @@
 """Native options that slime's code sets: whatever a user could give in vain is refused.
 
-Each test walks all that slime sets in one way, so that a new one is either refused to users or said here not to need it.
+Each test walks all that slime sets in one way, so that a new one is either refused to users or said here not to need
+it.
 1. Attributes of Megatron's arguments, assigned after its parser.
 2. Constants passed to Megatron's functions and classes in an option's place.
 3. The words that every trainer begins with: a user's value comes later, a flag cannot be taken back.
@@ -41,7 +42,8 @@ def trees() -> Iterator[tuple[pathlib.Path, ast.Module]]:
 
 
 def assigned(tree: ast.AST) -> Iterator[str]:
-    """Attributes that are set of something called ``args``: args.x = ..., self.args.x = ..., setattr(args, "x", ...)."""
+    """Attributes that are set of something called ``args``: args.x = ..., self.args.x = ..., setattr(args,
+    "x", ...)."""
     for node in ast.walk(tree):
         targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):

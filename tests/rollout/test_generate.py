@@ -104,7 +104,8 @@ def options(path, script=None, *, generate="agent", reward="exact", **changes):
     names = (
         "rm_type rm_url reward_key dynamic_sampling_filter_path rollout_sample_hook_path over_sampling_batch_size rollout_temperature"
         " rollout_top_p rollout_top_k rollout_max_response_len rollout_stop rollout_stop_token_ids"
-        " rollout_skip_special_tokens mask_offpolicy_in_partial_rollout eval_temperature eval_top_p eval_max_response_len eval_reward_key"
+        " rollout_skip_special_tokens mask_offpolicy_in_partial_rollout eval_temperature eval_top_p"
+        " eval_max_response_len eval_reward_key"
     )
     given = {
         "custom_generate_function_path": path(generate),

@@ -86,7 +86,7 @@ class Chunk(bytes):
         self.counter.alive -= len(self)
 
 
-# -- 1, 2 ----------------------------------------------------------------------------------------------------------------
+# -- 1, 2 --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_tensor_that_the_engine_keeps_in_its_own_dtype_is_still_compared():
         verification.verify(counting, [other.url])
 
 
-# -- 3 -------------------------------------------------------------------------------------------------------------------
+# -- 3 -----------------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_read_where_sums_cannot_be_compared_or_are_known():
@@ -233,7 +233,7 @@ def test_verifying_from_a_disk_takes_a_few_chunks_of_memory_whatever_the_size_of
         tracemalloc.stop()
 
 
-# -- 4 -------------------------------------------------------------------------------------------------------------------
+# -- 4 -----------------------------------------------------------------------------------------------------------------
 
 
 def test_bytes_that_changed_on_the_disk_since_they_were_published_prove_nothing(tmp_path):

@@ -1,7 +1,7 @@
 """Options without effect because of another value at hand: what each needs is declared with it.
 
-Only flags are named: a profile may hold what another's value leaves idle. Nothing is generated in a supervised phase, so
-the engines' options idle there too.
+Only flags are named: a profile may hold what another's value leaves idle. Nothing is generated in a supervised phase,
+so the engines' options idle there too.
 """
 
 import collections

@@ -105,8 +105,9 @@ def _folder(version: Version) -> Folder:
 def load(version: Folder, engines: Sequence[str], *, flush: bool) -> None:
     """Every engine loads the version from its folder. Raises EngineError that names those that could not.
 
-    An engine that is not paused finishes its requests before, and takes no new ones until it has loaded and flushed. One
-    that is paused with requests in it would end by an assertion (SGLang 0.5.16): its cache is not to be flushed now.
+    An engine that is not paused finishes its requests before, and takes no new ones until it has loaded and flushed.
+    One that is paused with requests in it would end by an assertion (SGLang 0.5.16): its cache is not to be flushed
+    now.
     """
     body = {"model_path": str(version.path.resolve()), "weight_version": version.name, "flush_cache": flush}
 
