@@ -8,7 +8,6 @@ weights; finished groups wait in the buffer, and unfinished ones are generated a
 
 import asyncio
 import contextlib
-import dataclasses
 import pathlib
 import time
 import types
@@ -18,7 +17,7 @@ from typing import Any
 from slime_cli.buffer.batch import Batch
 from slime_cli.buffer.types import executions
 from slime_cli.errors import DataError, EngineError, SlimeError
-from slime_cli.loop import figures, opening, resuming
+from slime_cli.loop import figures, opening, starting
 from slime_cli.loop.attempts import METRICS, append_line
 from slime_cli.loop.evaluating import Evaluations
 from slime_cli.loop.publishing import Publisher, Timetable
@@ -26,10 +25,9 @@ from slime_cli.loop.schedules import SCHEDULES
 from slime_cli.loop.shared import Shared
 from slime_cli.loop.targets import KEEP_WEIGHTS
 from slime_cli.loop.users import Users
-from slime_cli.manifests import checkpoints, layout
+from slime_cli.manifests import layout
 from slime_cli.manifests.layout import version_name
 from slime_cli.models import architecture
-from slime_cli.options import roles
 from slime_cli.options.resolve import Resolved, args_namespace
 from slime_cli.rollout.client import Hold
 from slime_cli.rollout.collector import Collector
@@ -40,7 +38,6 @@ from slime_cli.screen import note
 from slime_cli.serving import control
 from slime_cli.tracing.report import PhaseResult
 from slime_cli.training.batching import packing
-from slime_cli.training.settings import Settings
 from slime_cli.weights.transport import Version
 from slime_cli.weights.transports.disk import Disk
 
@@ -116,7 +113,7 @@ class Phase:
         if self.policy:
             self.publisher = self._publisher()
         behind = self.publisher.behind() if self.publisher else None
-        await asyncio.to_thread(self._prepare_trainers, committed, behind)
+        await asyncio.to_thread(self._prepare_trainers, behind)
         if self.policy:
             await self._prepare_generation()
             await self._publish(behind)
@@ -144,46 +141,31 @@ class Phase:
             policy=self.policy,
             steps=self.step,
             seconds=self.buffer.state.seconds,
-            weight_version=self.publisher.held if self.publisher else None,
+            weight_version=self._held(),
             evaluations=self.evaluations.found(),
             proofs=self.publisher.proofs if self.publisher else (),
         )
+
+    def _held(self) -> str | None:
+        """The version that the engines hold, or held when an earlier attempt finished; None where there are none."""
+        if not self.policy:
+            return None
+        return self.publisher.held if self.publisher else version_name(self.step)
 
     def seconds(self) -> float:
         """What this phase took, over all attempts (an attempt that was killed counts up to its last commit)."""
         return self.seconds_before + time.time() - self.started
 
-    def _prepare_trainers(self, committed: Any, behind: Version | None) -> None:
-        """Weights: HF, then those of the phase before (or --load, --ref-load), then this phase's own last commit."""
-        s = self.s
+    def _prepare_trainers(self, behind: Version | None) -> None:
         self.say(f"{self.name}: Megatron builds the model")
         with self.span("begin_stage"):
-            settings = Settings.from_options(s)
-            critic = self._critic_argv() if settings.critic else None
-            begun = self.learner.begin(self._megatron_argv(), settings, self.shared.model, critic)
-            if begun.warning:
-                self.say(f"warning: {begun.warning}")
-            start = None
-            if resuming.needs_start(s, self.buffer.commits()):
-                start = self.start_from or resuming.start(s, self.say)
-            if start or not committed:
-                self.say(f"{self.name}: the weights of {start or self.shared.model}")
-            if start:
-                self.learner.load(start, weights_only=True)
-            for name, root in self._kept(settings).items():
-                path = root and str(checkpoints.complete(root, self.say))
-                if path:
-                    self.say(f"{self.name}: the {name}'s weights are those of {path}")
-                self.learner.keep(name, path)
+            start = starting.Start(self.name, self.options, self.shared.model, self.learner, self.say)
+            start.networks()
+            start.weights(self.buffer.commits(), self.start_from)
+            start.others(self.saver.updated_reference())
             if behind and self.publisher:
                 self.publisher.restore_old_actor(behind)
-            if committed:
-                self.learner.load(committed.checkpoint, weights_only=False)
-                again = len(self.buffer.recovery.replay)
-                self.say(
-                    f"{self.name}: resumed at step {committed.step} from {committed.checkpoint}, {again} batch(es) to"
-                    " train again"
-                )
+            start.last_commit(self.buffer.commits(), len(self.buffer.recovery.replay))
 
     def _publisher(self) -> Publisher:
         return Publisher(
@@ -197,28 +179,6 @@ class Phase:
             span=self.span,
             say=lambda text: self.say(f"{self.name}: {text}"),
         )
-
-    def _kept(self, settings: Settings) -> dict[str, str | None]:
-        """Other networks that the trainer keeps, and where their weights are; None: the policy's of now."""
-        s = self.s
-        others: dict[str, str | None] = {}
-        if settings.reference:
-            others["reference"] = self.saver.updated_reference() or (s.ref_load if s.load else None)
-        if settings.use_opd and settings.opd_type == "megatron":
-            others["teacher"] = s.opd_teacher_load
-        return others
-
-    def _critic_argv(self) -> list[str]:
-        """The policy's options with those that ``--megatron-config-path`` gives the critic."""
-        path = self.s.megatron_config_path
-        given = roles.read(path, "critic") if path else {}
-        return self._megatron_argv(dataclasses.replace(self.options, megatron=self.options.megatron | given))
-
-    def _megatron_argv(self, options: Resolved | None = None) -> list[str]:
-        options = options or self.options
-        model = self.shared.model
-        derived = architecture.to_derive(architecture.read_config(model), options.megatron, model)
-        return architecture.argv(derived) + options.megatron_argv()
 
     async def _prepare_generation(self) -> None:
         """Waits for the engines. What users' functions get as ``args`` says where they and the tokenizer's files are."""

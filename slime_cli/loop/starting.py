@@ -1,0 +1,79 @@
+"""Gives the trainer a phase's networks and their weights. Blocking; :mod:`slime_cli.loop.phase` calls it in a thread.
+
+In this order: the HF checkpoint, then the weights of the phase before (or ``--load``, ``--ref-load``), then what else is kept,
+then the phase's own last commit.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from slime_cli.buffer.records import Commit
+from slime_cli.cluster.learner import Learner
+from slime_cli.loop import resuming
+from slime_cli.manifests import checkpoints
+from slime_cli.models import architecture
+from slime_cli.options import roles
+from slime_cli.options.resolve import Resolved
+from slime_cli.training.settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The beginning of one phase in one attempt."""
+
+    name: str
+    options: Resolved
+    model: str
+    """The HF checkpoint's folder."""
+    learner: Learner
+    say: Callable[[str], None]
+
+    def networks(self) -> None:
+        """Policy and critic, with the weights of the HF checkpoint."""
+        settings = Settings.from_options(self.options.slime)
+        critic = self._critic_argv() if settings.critic else None
+        begun = self.learner.begin(self._megatron_argv(self.options), settings, self.model, critic)
+        if begun.warning:
+            self.say(f"warning: {begun.warning}")
+
+    def weights(self, commits: Sequence[Commit], start_from: str | None) -> None:
+        """Those that the phase begins with. ``start_from``: the checkpoint of the phase before."""
+        start = None
+        if resuming.needs_start(self.options.slime, commits):
+            start = start_from or resuming.start(self.options.slime, self.say)
+        if start or not commits:
+            self.say(f"{self.name}: the weights of {start or self.model}")
+        if start:
+            self.learner.load(start, weights_only=True)
+
+    def others(self, updated_reference: str | None) -> None:
+        """Other networks that the trainer keeps: the policy's weights of now, or a checkpoint's."""
+        s = self.options.slime
+        settings = Settings.from_options(s)
+        kept: dict[str, str | None] = {}
+        if settings.reference:
+            kept["reference"] = updated_reference or (s.ref_load if s.load else None)
+        if settings.use_opd and settings.opd_type == "megatron":
+            kept["teacher"] = s.opd_teacher_load
+        for name, root in kept.items():
+            path = root and str(checkpoints.complete(root, self.say))
+            if path:
+                self.say(f"{self.name}: the {name}'s weights are those of {path}")
+            self.learner.keep(name, path)
+
+    def last_commit(self, commits: Sequence[Commit], again: int) -> None:
+        """``again``: batches that are trained again."""
+        if commits:
+            step, checkpoint = commits[-1].step, commits[-1].checkpoint
+            self.learner.load(checkpoint, weights_only=False)
+            self.say(f"{self.name}: resumed at step {step} from {checkpoint}, {again} batch(es) to train again")
+
+    def _critic_argv(self) -> list[str]:
+        """The policy's options with those that ``--megatron-config-path`` gives the critic."""
+        path = self.options.slime.megatron_config_path
+        given = roles.read(path, "critic") if path else {}
+        return self._megatron_argv(dataclasses.replace(self.options, megatron=self.options.megatron | given))
+
+    def _megatron_argv(self, options: Resolved) -> list[str]:
+        derived = architecture.to_derive(architecture.read_config(self.model), options.megatron, self.model)
+        return architecture.argv(derived) + options.megatron_argv()
