@@ -1,7 +1,9 @@
 """Functions that see the samples of a batch before it is written, or look at a rollout afterwards.
 
-The loop calls these adapters; each takes the loaded function and what there is, and does to the samples what the function
-may do. Invariants: a function gets copies, so that what it may not change stays as it is and is named; what it may change
+The loop calls these adapters; each takes the loaded function and what there is, and does to the samples what the
+function
+may do. Invariants: a function gets copies, so that what it may not change stays as it is and is named; what it may
+change
 is written with the batch, so that a batch that is trained again after a kill is the same; whatever is wrong is a
 UsageError with the place of the function.
 """
@@ -127,7 +129,8 @@ def log_rollout(
 def log_evaluation(
     hook: Hook, rollout_id: int, args: Args, found: dict[str, list[Sample]], metrics: dict[str, float]
 ) -> bool:
-    """``--custom-eval-rollout-log-function-path``: ``found`` are the rewarded samples by set. As :func:`log_rollout`."""
+    """``--custom-eval-rollout-log-function-path``: ``found`` are the rewarded samples by set. As
+    :func:`log_rollout`."""
     with lent(hook, list(found.values())) as copies:
         named = dict(zip(found, copies, strict=True))
         data = {name: _evaluated(samples, args.eval_reward_key) for name, samples in named.items()}

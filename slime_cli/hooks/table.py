@@ -1,6 +1,7 @@
 """Every kind of function that a user may put in: its option, the call that slime makes, when, and what it may change.
 
-Read by the check at load, the check of a run before it starts, the contract tests and ``docs/hooks.md`` (a test compares).
+Read by the check at load, the check of a run before it starts, the contract tests and ``docs/hooks.md`` (a test
+compares).
 The option of a kind that nothing calls is refused by name (``slime_cli/options/checks/functions.py``).
 """
 

@@ -1,4 +1,5 @@
-"""The evaluations of a phase: each is done once and lies in ``PHASE/eval/STEP.json``. :class:`slime_cli.loop.phase.Phase`
+"""The evaluations of a phase: each is done once and lies in ``PHASE/eval/STEP.json``.
+:class:`slime_cli.loop.phase.Phase`
 owns them.
 
 An attempt that finds the file of a step does not evaluate that step again.

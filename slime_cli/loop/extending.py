@@ -1,6 +1,8 @@
-"""A finished run that is asked for more rollouts trains them; one that is asked for no more shows its result. Torch-free.
+"""A finished run that is asked for more rollouts trains them; one that is asked for no more shows its result.
+Torch-free.
 
-``slime train`` calls this before it starts anything. A phase is extended by a larger ``--num-rollout`` or ``--num-epoch``
+``slime train`` calls this before it starts anything. A phase is extended by a larger ``--num-rollout`` or
+``--num-epoch``
 for as long as the next phase has not begun: that one was trained from its weights. What a phase was stopped by
 (``--stop-at-loss``) stops it still.
 """
@@ -23,7 +25,8 @@ AMOUNTS = ("num_rollout", "num_epoch")
 def finished(resolved: Resolved, run_dir: pathlib.Path, rollouts: Mapping[str, int] | None = None) -> bool:
     """There is a result, and these options ask for no more than it has.
 
-    ``rollouts``: how many each phase makes that runs for a number of epochs. Without them, another number of epochs than
+    ``rollouts``: how many each phase makes that runs for a number of epochs. Without them, another number of epochs
+    than
     before counts as more: the data says how many rollouts that is.
     """
     if not (run_dir / layout.SUMMARY).exists():

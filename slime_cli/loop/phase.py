@@ -1,7 +1,8 @@
 """One phase of a run: reinforcement learning, or supervised training of the same model, over its own journal.
 
 :class:`slime_cli.run.Run` makes one for each entry of the profile's list, and a schedule of
-:mod:`slime_cli.loop.schedules` drives it through its verbs. Everything that a resumed phase needs is in its folder. Killed
+:mod:`slime_cli.loop.schedules` drives it through its verbs. Everything that a resumed phase needs is in its folder.
+Killed
 at any point, the next attempt trains batches that were made but not committed from their files, on the committed
 weights; finished groups wait in the buffer, and unfinished ones are generated again or continued.
 """
@@ -181,7 +182,8 @@ class Phase:
         )
 
     async def _prepare_generation(self) -> None:
-        """Waits for the engines. What users' functions get as ``args`` says where they and the tokenizer's files are."""
+        """Waits for the engines. What users' functions get as ``args`` says where they and the tokenizer's files
+        are."""
         self.client = client = await self.shared.serving()
         shape = self._routed_experts_shape()
         client.engines = self.shared.engine_urls if shape else None
@@ -382,6 +384,8 @@ class Phase:
         policy = self.s.in_flight
         async with self._interrupted(policy):
             await asyncio.to_thread(self.publisher.send, version, flush=policy != "pause")
+            if policy == "pause":
+                self.client.cache_key = self.publisher.held
         self.collector.published(self.buffer.rollouts_of(self.publisher.held_step))
 
     @contextlib.asynccontextmanager
@@ -400,9 +404,9 @@ class Phase:
                 else:
                     await self.client.idle(what)
                 yield
+            finally:
                 if policy == "pause":
                     await asyncio.to_thread(lambda: control.resume(urls()))
-            finally:
                 await self.client.let_on()
 
     async def _evaluate(self) -> None:

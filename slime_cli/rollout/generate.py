@@ -3,7 +3,8 @@
 Called by the collector, group by group, and by evaluation. The custom function may fan one trajectory out into several
 samples. It is trained whole or dropped whole: when it has no sample, or generation or reward of one sibling fails, the
 trajectory is dropped for the reason of the first that failed. What a user's function raises for one sample, or returns
-unfit for training, costs that trajectory; what it raises for a group ends the run. An interrupted trajectory is neither:
+unfit for training, costs that trajectory; what it raises for a group ends the run. An interrupted trajectory is
+neither:
 it keeps what was generated, and is continued later.
 """
 
@@ -133,7 +134,8 @@ class Generator:
         ends: Callable[[], bool] = lambda: False,
         generated: Callable[[list[Sample]], None] = _nothing_said,
     ) -> Answers:
-        """Generation and reward of the group's pending trajectories. ``params`` are those of an evaluation; ``generated``
+        """Generation and reward of the group's pending trajectories. ``params`` are those of an evaluation;
+        ``generated``
         is told of samples that lack nothing but the reward."""
         training = params is None
         out = Answers([], {}, [])

@@ -1,7 +1,8 @@
 """The schedules on genuine engines and a genuine trainer. Contracts:
 
 1. every rollout is trained, within the bound on staleness, whatever happens to requests while the weights change;
-2. every trained token knows its version, and its log-probability is that version's: what the trainer's own weights wrote
+2. every trained token knows its version, and its log-probability is that version's: what the trainer's own weights
+wrote
    differs by rounding alone;
 3. killed with -9 and resumed, the ledger balances and nothing is trained twice; the bound still holds.
 """
@@ -54,7 +55,9 @@ def check(run, bound):
     ids=["one-step-off", "partial"],
 )
 def test_a_schedule_trains_every_rollout_within_its_bound(served, tmp_path, words, bound):
-    done = slime("train", "--profile", RL, "--run-dir", tmp_path, *words, "--rollout-endpoint", served / "endpoint.json")
+    done = slime(
+        "train", "--profile", RL, "--run-dir", tmp_path, *words, "--rollout-endpoint", served / "endpoint.json"
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found, samples = check(tmp_path, bound)
     if "--partial-rollout" in words:

@@ -1,7 +1,9 @@
 """What a user's function raises names the user's file and line, not ours: every kind, wherever it is called.
 
-1. Raised at once, in a neighbour's file, or deep in a library that the user called: the innermost line of the user's own.
-2. Raised while the module loads. 3. Across processes: reward workers, and errors that Ray carries. 4. From what a function
+1. Raised at once, in a neighbour's file, or deep in a library that the user called: the innermost line of the user's
+own.
+2. Raised while the module loads. 3. Across processes: reward workers, and errors that Ray carries. 4. From what a
+function
 left behind: a returned function, a source, a model's gradient.
 """
 

@@ -1,4 +1,5 @@
-"""Contracts of slime_cli.loop.evaluating: 1. a step is evaluated once, over all attempts; 2. what it found is said as it is
+"""Contracts of slime_cli.loop.evaluating: 1. a step is evaluated once, over all attempts; 2. what it found is said as
+it is
 written;
 3. a row that cannot be used ends the run, or is left out and said."""
 

@@ -1,4 +1,5 @@
-"""A finished run with a larger number of rollouts is trained further; with the same or a smaller one it shows its result."""
+"""A finished run with a larger number of rollouts is trained further; with the same or a smaller one it shows its
+result."""
 
 import pathlib
 

@@ -1,4 +1,5 @@
-"""A phase's verbs with a scripted generate function, a learner that only looks and engines that hold what they are told:
+"""A phase's verbs with a scripted generate function, a learner that only looks and engines that hold what they are
+told:
 trajectories from lease to commit."""
 
 import contextlib

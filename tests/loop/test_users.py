@@ -1,4 +1,5 @@
-"""Users' functions that the loop calls, over a genuine Data Buffer: each trajectory is accounted for, whatever they do."""
+"""Users' functions that the loop calls, over a genuine Data Buffer: each trajectory is accounted for, whatever they
+do."""
 
 import functools
 import pathlib
