@@ -112,6 +112,8 @@ class Run:
         stack.callback(attached.claim(self._name(), self.screen.say).close)
         dtype = hardware.trainer_dtype(hardware.find().kind, options.megatron)
         matching.require(self.model, attached.endpoint, attached.alive(), dtype, self.screen.say)
+        if options.slime.in_flight == "pause":
+            matching.require_no_prefix_cache(attached.alive())
 
     def _name(self) -> str:
         """What others are told of this run."""

@@ -51,3 +51,17 @@ async def test_engines_are_claimed_for_as_long_as_the_run_lives_and_compared_fir
         second._attach(second.resolved, stack)
         assert (await second.serving()).url == engine.url
         assert manifests.read(tmp_path / "b" / "endpoint.json", manifests.Endpoint).claim == str(claim.beside(path))
+
+
+def test_weights_that_change_under_requests_need_engines_without_a_prefix_cache(tmp_path):
+    served = checkpoints.write(tmp_path / "served")
+    for cached in (True, False):
+        engine = ScriptedEngine(served, disable_radix_cache=not cached)
+        manifests.write(tmp_path / "endpoint.json", engine.endpoint())
+        made = run(tmp_path, "a", served, "--schedule async --use-tis --in-flight pause")
+        with contextlib.ExitStack() as stack:
+            if cached:
+                with pytest.raises(UsageError, match="--in-flight pause: .* has a prefix cache"):
+                    made._attach(made.resolved, stack)
+            else:
+                made._attach(made.resolved, stack)

@@ -384,8 +384,6 @@ class Phase:
         policy = self.s.in_flight
         async with self._interrupted(policy):
             await asyncio.to_thread(self.publisher.send, version, flush=policy != "pause")
-            if policy == "pause":
-                self.client.cache_key = self.publisher.held
         self.collector.published(self.buffer.rollouts_of(self.publisher.held_step))
 
     @contextlib.asynccontextmanager
@@ -400,7 +398,7 @@ class Phase:
                     self.client.aborts += 1
                     await asyncio.to_thread(lambda: control.abort_all(urls()))
                 if policy == "pause":
-                    await asyncio.to_thread(lambda: control.pause(urls()))
+                    await asyncio.to_thread(lambda: control.pause(urls(), "retract"))
                 else:
                     await self.client.idle(what)
                 yield

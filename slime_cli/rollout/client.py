@@ -54,10 +54,6 @@ class RouterClient:
         self.retries = 0
         self.aborts = 0
         """How often this run aborted what was in flight."""
-        self.cache_key: str | None = None
-        """Set, a request shares the engines' prefix caches only with requests of the same key: where weights change
-        under
-        requests, the caches cannot be flushed, and keep what older weights computed."""
         self.engines: Callable[[], list[str]] | None = None
         """Set, requests go to the engines themselves: the router passes on the fields that it knows (0.3.2), and
         ``return_routed_experts`` is not among them."""
@@ -166,8 +162,6 @@ class RouterClient:
     async def _asked_for[T](self, body: dict[str, Any], read: Callable[[aiohttp.ClientResponse], Any]) -> T:
         problem = url = ""
         async with self._request():
-            if self.cache_key is not None:
-                body = body | {"extra_key": self.cache_key}
             for attempt in range(RETRIES):
                 with self._least_asked() as url:
                     try:

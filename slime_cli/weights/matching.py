@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from slime_cli import engine_api, manifests
-from slime_cli.errors import DataError
+from slime_cli.errors import DataError, UsageError
 from slime_cli.models import architecture, tensors
 
 _FIX = "give the model that the endpoint serves, or start one for yours: slime serve-rollout --hf-checkpoint {model}"
@@ -64,6 +64,18 @@ def require(
             say(
                 f"warning: {url} computes in {theirs.dtype}, the trainer in {dtype}, so log-probabilities differ: "
                 f"--sglang-dtype {dtype}"
+            )
+
+
+def require_no_prefix_cache(urls: list[str]) -> None:
+    """``--in-flight pause``: weights change under requests, so the cache cannot be flushed then. Raises UsageError for an
+    engine whose prefix cache would serve what older weights computed."""
+    for url in urls:
+        if not engine_api.get(url, "/server_info").get("disable_radix_cache"):
+            raise UsageError(
+                f"--in-flight pause: {url} has a prefix cache, which would serve keys and values of older weights",
+                "start it with --sglang-disable-radix-cache --sglang-incremental-streaming-output, or choose another"
+                " --in-flight",
             )
 
 

@@ -210,15 +210,3 @@ async def test_a_refusal_ends_at_once_and_a_dead_fleet_at_the_first_retry():
     async with served(broken, alive=dead) as (client, _):
         with pytest.raises(EngineError, match="engine 0 ended with code -9"):
             await client.generate({})
-
-
-async def test_requests_of_different_versions_share_no_cached_prefix():
-    async def generate(request):
-        asked.append((await request.json()).get("extra_key"))
-        return web.json_response(answer())
-
-    asked = []
-    async with served(generate) as (client, _):
-        for client.cache_key in (None, "v000001", "v000002"):
-            await client.generate({})
-    assert asked == [None, "v000001", "v000002"]

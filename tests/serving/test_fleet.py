@@ -100,10 +100,10 @@ def test_engines_listen_where_the_router_s_users_can_reach_them(monkeypatch, tmp
         assert {e.spec.host for e in made.engines} == {host} and made.router_url.startswith(f"http://{host}:")
 
 
-def test_engines_whose_weights_change_under_requests_tell_each_token_s_version(tmp_path):
+def test_engines_whose_weights_change_under_requests_tell_each_token_s_version_and_cache_no_prefix(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     words = f"--hf-checkpoint {tmp_path} --prompt-data p --num-rollout 1 --rollout-batch-size 2 --rm-type exact"
     for policy, there in (("pause", True), ("abort", False)):
         more = f"--schedule async --use-tis --in-flight {policy}"
         argv = engine.engine_argv(resolve(f"{words} {more}".split(), [], "train"), str(tmp_path))
-        assert ("--incremental-streaming-output" in argv) == there
+        assert ("--disable-radix-cache" in argv) == ("--incremental-streaming-output" in argv) == there
