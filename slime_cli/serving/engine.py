@@ -113,7 +113,8 @@ def engine_argv(resolved: Resolved, model: str) -> list[str]:
     dtype = hardware.engine_dtype(hardware.find().kind, resolved.megatron, config)
     needed = hardware.engine_defaults() | {"dtype": dtype}
     if resolved.slime.in_flight == "pause":
-        # Answers come chunk by chunk, each with its own tokens alone; and no prefix cache: it would serve keys and values
+        # Answers come chunk by chunk, each with its own tokens alone; and no prefix cache: it would serve keys and
+        # values
         # that older weights computed.
         needed |= {"incremental_streaming_output": True, "disable_radix_cache": True}
     merged = {k: v for k, v in needed.items() if not resolved.taken_back("sglang", k)} | resolved.sglang

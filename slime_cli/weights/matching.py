@@ -68,7 +68,8 @@ def require(
 
 
 def require_no_prefix_cache(urls: list[str]) -> None:
-    """``--in-flight pause``: weights change under requests, so the cache cannot be flushed then. Raises UsageError for an
+    """``--in-flight pause``: weights change under requests, so the cache cannot be flushed then. Raises UsageError for
+    an
     engine whose prefix cache would serve what older weights computed."""
     for url in urls:
         if not engine_api.get(url, "/server_info").get("disable_radix_cache"):
