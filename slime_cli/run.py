@@ -107,6 +107,7 @@ class Run:
 
     def _attach(self, options: Resolved, stack: contextlib.AsyncExitStack) -> None:
         """Engines that somebody else owns: claimed and asked whether they can take this model, before all else."""
+        assert options.slime.rollout_endpoint is not None
         self.fleet = attached = Attached(options.slime.rollout_endpoint)
         attached.check()
         stack.callback(attached.claim(self._name(), self.screen.say).close)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -62,10 +64,10 @@ class TrainBatch:
                     f"sample {sample.index} has no prompt token: nothing predicts its first response token"
                 )
 
-        def flat(values, dtype):
+        def flat(values: Iterable[Iterable[Any]], dtype: Any) -> np.ndarray:
             return np.fromiter((x for row in values for x in row), dtype=dtype)
 
-        def column(name: str, dtype=np.float32) -> np.ndarray | None:
+        def column(name: str, dtype: Any = np.float32) -> np.ndarray | None:
             rows = _all_or_none(samples, name)
             return None if rows is None else flat(rows, dtype)
 
@@ -85,7 +87,7 @@ class TrainBatch:
             kept_counts_R=(
                 None
                 if kept_ids_K is None
-                else flat([np.diff(s.rollout_top_p_token_offsets) for s in samples], np.int64)
+                else flat([np.diff(s.rollout_top_p_token_offsets or [0]) for s in samples], np.int64)
             ),
             routed_experts_TLK=_routed_experts(samples),
             versions_R=_versions(samples),
@@ -123,7 +125,7 @@ def _routed_experts(samples: list[Sample]) -> np.ndarray | None:
     chosen = _all_or_none(samples, "rollout_routed_experts")
     if chosen is None:
         return None
-    shapes = sorted({tuple(s.routed_experts_shape) for s in samples})
+    shapes = sorted({tuple(s.routed_experts_shape or ()) for s in samples})
     if len(shapes) > 1:
         raise ValueError(f"rollout_routed_experts differ in layers and experts a token: {shapes}")
     last_1LK = np.broadcast_to(np.arange(shapes[0][1], dtype=np.int16), (1, *shapes[0]))

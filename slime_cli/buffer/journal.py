@@ -360,11 +360,28 @@ class Journal:
             ).fetchall()
         if row is None:
             return None
-        *head, fate, reason, rollout_id, step, version, attempts, reward, prompt = row
+        index, group, position, source, number, epoch, fate, reason, *places, attempts, reward, prompt = row
+        rollout_id, step, version = places
         undone = tuple(s for (s,) in (steps[:-1] if fate == Fate.TRAINED.value else steps))
         reward = json.loads(reward) if isinstance(reward, str) else reward
         row = PromptRow(**decode(prompt))
-        return Record(*head, Fate(fate), reason, rollout_id, step, version, undone, attempts, reward, row)
+        return Record(
+            index,
+            group,
+            position,
+            source,
+            number,
+            epoch,
+            Fate(fate),
+            reason,
+            rollout_id,
+            step,
+            version,
+            undone,
+            attempts,
+            reward,
+            row,
+        )
 
     def commits(self) -> list[Commit]:
         """Those that stand, by step."""

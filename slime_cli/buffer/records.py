@@ -292,19 +292,19 @@ def open_groups(db: sqlite3.Connection) -> tuple[OpenGroup, ...]:
 
 
 class _Member(NamedTuple):
-    index: int
+    sample: int
     fate: str
     payload: bytes | None
     leased_at: int | None
 
 
 def _with_members(group: OpenGroup, members: list[_Member]) -> OpenGroup:
-    samples = {m.index: samples_of(m.payload) for m in members if m.payload is not None}
-    pending = tuple(m.index for m in members if m.fate == Fate.PENDING.value)
+    samples = {m.sample: samples_of(m.payload) for m in members if m.payload is not None}
+    pending = tuple(m.sample for m in members if m.fate == Fate.PENDING.value)
     ages = [m.leased_at for m in members if m.payload is not None and m.leased_at is not None]
     return dataclasses.replace(
         group,
-        finished=tuple(s for m in members if m.fate == Fate.REWARDED.value for s in samples[m.index]),
+        finished=tuple(s for m in members if m.fate == Fate.REWARDED.value for s in samples[m.sample]),
         pending=pending,
         partial={index: samples[index] for index in pending if index in samples},
         leased_at=min(ages, default=None),

@@ -133,7 +133,9 @@ class Sample:
 
     def reward_value(self, key: str | None = None) -> float:
         """The scalar reward; ``key`` picks it from a dict reward (``--reward-key``)."""
-        value = self.reward[key] if isinstance(self.reward, dict) else self.reward
+        value: Any = self.reward
+        if isinstance(value, dict):
+            value = value[key]
         return float(value)
 
     def effective_mask(self) -> list[int]:
@@ -242,11 +244,15 @@ class Sample:
                     f"sample {self.index}: rollout_top_p_token_ids are not among the {rows} rows of the model's"
                     " embedding"
                 )
-        if offsets is not None and (
-            len(offsets) != self.response_length + 1
-            or offsets[0] != 0
-            or offsets[-1] != len(ids)
-            or sorted(offsets) != list(offsets)
+        if (
+            offsets is not None
+            and ids is not None
+            and (
+                len(offsets) != self.response_length + 1
+                or offsets[0] != 0
+                or offsets[-1] != len(ids)
+                or sorted(offsets) != list(offsets)
+            )
         ):
             raise ValueError(
                 f"sample {self.index}: rollout_top_p_token_offsets do not cut {len(ids)} ids for {self.response_length}"

@@ -63,6 +63,7 @@ class Evaluations:
     async def _evaluated(self, generator: Generator, render: Render) -> list[tuple[dict[str, Any], list[Sample]]]:
         found = []
         for (name, _), source in zip(evaluation_sets(self.s), evaluations_of(self.s), strict=True):
+            assert source is not None, "none is left out"
             judged: list[Sample] = []
             with self.shared.screen.progress(f"evaluating {name}", len(source)) as advance:
                 given = (name, source, generator, lambda row: self._rendered(row, render), advance, judged.extend)

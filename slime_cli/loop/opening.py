@@ -49,7 +49,7 @@ def open_phase(name: str, options: Resolved, folder: pathlib.Path, shared: Share
     config = architecture.read_config(shared.model)
     context = architecture.context_length(config, options.sglang.get("context_length") if policy else None)
     rendering = RenderOptions.of(s, context)
-    renderer = Renderer(shared.model, rendering, say) if policy else SupervisedRenderer(shared.model, rendering, say)
+    renderer = (Renderer if policy else SupervisedRenderer)(shared.model, rendering, say)
     source = prompts_of(s)
     if source.skipped:
         bad = source.skipped[0]
@@ -70,7 +70,7 @@ def open_phase(name: str, options: Resolved, folder: pathlib.Path, shared: Share
             samples_per_prompt=s.n_samples_per_prompt,
             shuffle=s.rollout_shuffle,
             seed=s.rollout_seed,
-            render=boundary.checked(renderer.prompt if policy else renderer.example),
+            render=boundary.checked(renderer.example if isinstance(renderer, SupervisedRenderer) else renderer.prompt),
             on_bad_row=s.on_bad_row,
             say=say,
             gate=Gate(s.rollout_batch_size, s.max_staleness if policy else None),

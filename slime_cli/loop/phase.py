@@ -109,6 +109,7 @@ class Phase:
         self.first = committed.rollout_id + 1 if committed else 0
         self.stopped = state.stopped is not None and self.first > state.stopped
         if self.policy and self.s.use_opd and self.s.opd_type == "sglang":
+            assert self.s.opd_teacher_url is not None
             self.teacher = Teacher(self.s.opd_teacher_url, self.s.opd_teacher_timeout)
             await self.teacher.check(self.renderer.tokenizer, architecture.vocabulary(self.shared.model))
         if self.policy:
@@ -286,7 +287,11 @@ class Phase:
             await self._evaluated()
             await self._publish()
         await self._told(rollout_id)
-        if self.policy and self.publisher.timetable.evaluated(rollout_id) and rollout_id + 1 < self.total:
+        if (
+            self.publisher is not None
+            and self.publisher.timetable.evaluated(rollout_id)
+            and rollout_id + 1 < self.total
+        ):
             self._evaluating = asyncio.create_task(self._evaluate())
             if self.s.schedule == "sync":
                 await self._evaluated()
@@ -334,7 +339,7 @@ class Phase:
                 '"Numbers that differ" in docs/troubleshooting.md has a list',
             )
 
-    def _steps(self, batch: Batch) -> list[range]:
+    def _steps(self, batch: Batch) -> list[list[int]]:
         """Places of each optimizer step's samples in the batch."""
         indices = batch.columns.sample_index_N.tolist()
         steps = packing.split_steps(indices, self.s.num_steps_per_rollout or 1)
@@ -348,12 +353,12 @@ class Phase:
 
     def _line(self, batch: Batch, step_before: int, trained: dict[str, float]) -> dict[str, Any]:
         publisher = self.publisher
-        published = publisher is None or publisher.due(batch.rollout_id)
+        held = None if publisher is None or publisher.due(batch.rollout_id) else publisher.held
         out: dict[str, Any] = {
             "phase": self.name,
             "rollout_id": batch.rollout_id,
             "step": self.step,
-            "weight_version": version_name(self.step) if published else publisher.held,
+            "weight_version": held or version_name(self.step),
             "skipped_prompts": self.buffer.skipped,
             "skipped_by_kind": dict(self.buffer.skipped_by_kind),
         }

@@ -83,8 +83,9 @@ def prepare(stages: Sequence[StageOf], run_dir: pathlib.Path, say: Say) -> None:
         commits = [journal.commits() if journal else [] for journal in journals]
         for i, (name, options, folder) in enumerate(stages):
             needed = i + 1 == len(stages) or needs_start(stages[i + 1][1].slime, commits[i + 1])
-            if commits[i] and needed:
-                _whole(name, options.slime, folder, journals[i], say)
+            journal = journals[i]
+            if journal and commits[i] and needed:
+                _whole(name, options.slime, folder, journal, say)
         write_metrics(
             run_dir, {name: journal for (name, _, _), journal in zip(stages, journals, strict=True) if journal}
         )

@@ -52,6 +52,7 @@ def refuse_others(root: pathlib.Path, journal: Journal | None) -> None:
 
 def exports(s: SlimeOptions) -> pathlib.Path:
     """The folder that all of ``--save-hf`` is in: as far as it has no {rollout_id}."""
+    assert s.save_hf is not None
     parts = pathlib.Path(s.save_hf).parts
     return pathlib.Path(*itertools.takewhile(lambda part: "{" not in part, parts)).resolve()
 

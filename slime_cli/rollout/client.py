@@ -159,7 +159,7 @@ class RouterClient:
 
         return await self._asked_for(body | {"stream": True}, read)
 
-    async def _asked_for[T](self, body: dict[str, Any], read: Callable[[aiohttp.ClientResponse], Any]) -> T:
+    async def _asked_for(self, body: dict[str, Any], read: Callable[[aiohttp.ClientResponse], Any]) -> Any:
         problem = url = ""
         async with self._request():
             for attempt in range(RETRIES):

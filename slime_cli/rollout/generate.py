@@ -168,7 +168,9 @@ class Generator:
             found = await self._prepared(answer, training) if isinstance(answer, list) else answer
             if isinstance(found, Interrupted):
                 out.unfinished.append(found.sample)
-            elif failure := found if isinstance(found, Failure) else self._failure(found, training):
+            elif isinstance(found, Failure):
+                self._fail(out, leased.index, found)
+            elif failure := self._failure(found, training):
                 self._fail(out, leased.index, failure)
             else:
                 for sample in found:
@@ -279,6 +281,7 @@ class Generator:
     ) -> "list[Sample] | Failure | Interrupted":
         """A call of the user's function. One that this run interrupted and that returns an aborted sample is called
         again, with that sample."""
+        assert self.custom is not None
         given = dataclasses.replace(leased, metadata=dict(leased.metadata))
         if not given.response_length:
             given.tokens = list(prompt_tokens)

@@ -24,6 +24,7 @@ class SupervisedRenderer(Renderer):
     def example(self, row: PromptRow) -> Rendered | None:
         """The prompt with what is trained: the row's label, ending in what stops generation; or, in a conversation
         that holds its answers already, the assistant's turns. None when the prompt is too long. Raises RowError."""
+        talk = text = trained = None
         if self.apply:
             talk, trained = self._answered(row)
             text = self._begun(talk, trained[0])
@@ -35,7 +36,10 @@ class SupervisedRenderer(Renderer):
         if not opening.tokens:
             reason = "nothing comes before the answer, so its first token cannot be predicted"
             raise RowError(row, "no_prompt", reason, "begin with a prompt")
-        full = self._turns(talk, opening, text, trained) if self.apply else self._labelled(row, opening)
+        if talk is None or text is None or trained is None:
+            full = self._labelled(row, opening)
+        else:
+            full = self._turns(talk, opening, text, trained)
         self._check_context(row, len(full.tokens) + len(full.answer), 0, "shorten it, or pass --on-bad-row skip")
         return full
 

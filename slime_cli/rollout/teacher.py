@@ -97,7 +97,7 @@ class Teacher:
     # -- before the first sample
     # ------------------------------------------------------------------------------------------
 
-    async def check(self, tokenizer, vocabulary: int) -> None:
+    async def check(self, tokenizer: Any, vocabulary: int) -> None:
         """``vocabulary``: rows of the policy's embedding. UsageError for another tokenizer or too few tokens, as far as
         the
         teacher lets it be seen; EngineError when it does not answer, or not with log-probabilities."""
@@ -113,16 +113,16 @@ class Teacher:
                 f"{ours[i]!r} to the policy",
                 "log-probabilities are compared token by token: take a teacher with the policy's tokenizer",
             )
-        if await self._has(vocabulary - 1):
-            self.highest = vocabulary - 1
-        elif await self._has(named):
-            self.highest = named
-        else:
+        highest = vocabulary - 1
+        if not await self._has(highest):
+            highest = named
+        if highest == named and not await self._has(named):
             raise UsageError(
                 f"the teacher at {self.address.generate} has no token {named}, which the policy's tokenizer has",
                 "take a teacher with the policy's tokenizer",
             )
-        found = await self._try(Sample(-1, -1, tokens=[0, 0, self.highest], response_length=2))
+        self.highest = highest
+        found = await self._try(Sample(-1, -1, tokens=[0, 0, highest], response_length=2))
         if isinstance(found, Refusal):
             raise EngineError(
                 f"the teacher does not answer as SGLang does: {found.detail}", "is --opd-teacher-url right?"
@@ -177,6 +177,7 @@ class Teacher:
             return []
         if self.highest is not None and max(sample.tokens) > self.highest:
             return Refusal("vocabulary", f"token {max(sample.tokens)} is not in the teacher's vocabulary")
+        found: list[float] | Refusal = Refusal("unreachable", "it was not asked")
         for attempt in range(TRIES):
             if attempt:
                 self.retries += 1

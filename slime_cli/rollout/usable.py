@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 from slime_cli.buffer.types import PromptRow, RowError
 from slime_cli.errors import DataError
@@ -30,7 +31,7 @@ class Usable:
     """The first of each kind, in words."""
 
 
-def look(source, render: Callable[[PromptRow], object], *, skip: bool, every: bool) -> Usable:
+def look(source: Any, render: Callable[[PromptRow], object], *, skip: bool, every: bool) -> Usable:
     """Renders the rows. Raises RowError for the first that cannot be used unless ``skip``, and DataError when none
     can."""
     found = Usable()

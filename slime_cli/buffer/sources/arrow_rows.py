@@ -45,8 +45,8 @@ def _reader(type: Any) -> Reader | None:
 
 def _struct(fields: dict[str, Reader | None]) -> Reader:
     def read(value: dict[str, Any]) -> dict[str, Any]:
-        present = ((name, part) for name, part in value.items() if part is not None)
-        return {name: part if fields[name] is None else fields[name](part) for name, part in present}
+        present = ((name, part, fields[name]) for name, part in value.items() if part is not None)
+        return {name: part if reader is None else reader(part) for name, part, reader in present}
 
     return read
 

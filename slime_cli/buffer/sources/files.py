@@ -202,13 +202,16 @@ def wanted_columns(file: str, present: list[str], contract: RowContract) -> list
 def open_dataset(rest: str, uri: str) -> Any:
     """``PATH`` saved by save_to_disk, or ``BUILDER?data_files=...&split=...`` for load_dataset -> a Dataset."""
     path, _, query = rest.partition("?")
-    options = {key: values[0] if len(values) == 1 else values for key, values in parse_query(query, uri).items()}
+    options: dict[str, Any] = {
+        key: values[0] if len(values) == 1 else values for key, values in parse_query(query, uri).items()
+    }
     split = options.pop("split", None)
     local = pathlib.Path(path).expanduser()
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and split
     if not local.exists() and "data_files" not in options and not on_hub:
         require_path(path)
     import datasets
+    import datasets.exceptions
 
     try:
         if local.is_dir() and any((local / name).exists() for name in ("state.json", "dataset_dict.json")):

@@ -68,13 +68,14 @@ def prompts_of(s: SlimeOptions) -> PromptSource:
     """``--prompt-data``, or the class of ``--data-source-path``. ``s``: slime's options by dest, here and below."""
     if s.data_source_path:
         return UserSource(s.data_source_path, types.SimpleNamespace(**vars(s)))
+    assert s.prompt_data is not None and s.input_key is not None
     return _opened(s, s.prompt_data, s.input_key, s.label_key)
 
 
 def evaluations_of(s: SlimeOptions, left_out: Sequence[str] = ()) -> list[PromptSource | None]:
     """The sets of ``--eval-prompt-data``, in order; None for one that is ``left_out``."""
     uris = [uri for _, uri in evaluation_sets(s)]
-    return [None if uri in left_out else _opened(s, uri, s.eval_input_key, s.eval_label_key) for uri in uris]
+    return [None if uri in left_out else _opened(s, uri, s.eval_input_key or "", s.eval_label_key) for uri in uris]
 
 
 def _opened(s: SlimeOptions, uri: str, input_key: str, label_key: str | None) -> PromptSource:
