@@ -161,6 +161,8 @@ class Collector[C, B]:
         if self._flows:
             left = len(self._to_come) * self.batch - in_flight - self.buffer.waiting
             wanted = min(self.slots - in_flight, left)
+            if self.buffer.waiting >= self.batch:
+                wanted = 0  # the trainer has its next batch; what is begun now would only be older when it is trained
         elif self._wanted is not None:
             have = in_flight + self.buffer.waiting
             wanted = self.burst - have if have < self.batch else 0
