@@ -142,10 +142,27 @@ def whole(pieces: list[Answer]) -> Answer:
     last = pieces[-1]
     scored = [entry for piece in pieces for entry in piece["meta_info"].get("output_token_logprobs") or ()]
     spans = [[len(piece["output_ids"]), piece["meta_info"].get("weight_version")] for piece in pieces]
-    text = last["text"] if last.get("cumulative_text") else "".join(piece["text"] for piece in pieces)
     ids = [token for piece in pieces for token in piece["output_ids"]]
     meta = last["meta_info"] | {"output_token_logprobs": scored, "spans": spans}
-    return last | {"output_ids": ids, "text": text, "meta_info": meta}
+    return last | {"output_ids": ids, "text": text_of(pieces), "meta_info": meta}
+
+
+def text_of(pieces: list[Answer]) -> str:
+    """The text of a streamed answer, whose engine may send what came before again in each piece."""
+    last = pieces[-1]
+    return last["text"] if last.get("cumulative_text") else "".join(piece["text"] for piece in pieces)
+
+
+def log_probs_of(sample: Sample, answer: Answer) -> list[float]:
+    """The log-probability of each token of ``answer``. Raises EngineError, which names ``sample``, when the engine does
+    not give one of each."""
+    ids = answer["output_ids"]
+    scored = answer["meta_info"].get("output_token_logprobs")
+    if scored is None or len(scored) != len(ids) or any(entry[1] != token for entry, token in zip(scored, ids)):
+        raise EngineError(
+            f"sample {sample.index}: {len(ids)} tokens but log-probabilities for {scored and len(scored)}"
+        )
+    return [entry[0] for entry in scored]
 
 
 def append_answer(sample: Sample, answer: Answer) -> None:
@@ -156,11 +173,7 @@ def append_answer(sample: Sample, answer: Answer) -> None:
     """
     meta = answer["meta_info"]
     ids = answer["output_ids"]
-    scored = meta.get("output_token_logprobs")
-    if scored is None or len(scored) != len(ids) or any(entry[1] != token for entry, token in zip(scored, ids)):
-        raise EngineError(
-            f"sample {sample.index}: {len(ids)} tokens but log-probabilities for {scored and len(scored)}"
-        )
+    log_probs = log_probs_of(sample, answer)
     version = meta.get("weight_version")
     spans = [(length, str(name)) for length, name in meta.get("spans") or [(len(ids), version)]]
     if sum(length for length, _ in spans) != len(ids):
@@ -168,8 +181,7 @@ def append_answer(sample: Sample, answer: Answer) -> None:
     begin = 0
     for length, name in spans:
         part = slice(begin, begin + length)
-        log_probs = [entry[0] for entry in scored[part]]
-        sample.append(ids[part], log_probs=log_probs, version=name, trained=True)
+        sample.append(ids[part], log_probs=log_probs[part], version=name, trained=True)
         begin += length
     sample.response += answer["text"]
     sample.weight_versions.append(spans[-1][1])

@@ -384,8 +384,9 @@ class Phase:
         version = behind
         if version is None:
             version = await asyncio.to_thread(self.publisher.write, self.step)
-            folder = layout.version(self.folder, self.step)
-            await asyncio.to_thread(self.users.written, folder, self.shared.engine_urls())
+            if self.users.weight_post_write is not None:  # asking which engines are alive takes time, and blocks
+                folder = layout.version(self.folder, self.step)
+                await asyncio.to_thread(lambda: self.users.written(folder, self.shared.engine_urls()))
         policy = self.s.in_flight
         async with self._interrupted(policy):
             await asyncio.to_thread(self.publisher.send, version, flush=policy != "pause")

@@ -13,11 +13,11 @@ from typing import Any
 
 from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import EngineError
+from slime_cli.hooks.client import STATUS, log_probs_of, text_of
 from slime_cli.rollout import nucleus
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.concurrent import side_by_side
 
-_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 Answer = dict[str, Any]
 
 
@@ -110,30 +110,19 @@ def append(asking: Asking, sample: Sample, pieces: list[Answer]) -> None:
     for piece in pieces:
         meta = piece["meta_info"]
         ids = piece["output_ids"]
-        scored = meta.get("output_token_logprobs")
-        if scored is None or len(scored) != len(ids) or any(entry[1] != token for entry, token in zip(scored, ids)):
-            raise EngineError(
-                f"sample {sample.index}: {len(ids)} tokens but log-probabilities for {scored and len(scored)}"
-            )
         version = str(meta.get("weight_version"))
-        sample.append(ids, log_probs=[entry[0] for entry in scored], version=version, trained=True)
+        sample.append(ids, log_probs=log_probs_of(sample, piece), version=version, trained=True)
         if not sample.weight_versions or sample.weight_versions[-1] != version:
             sample.weight_versions.append(version)
         if asking.top_p is not None:
             nucleus.extend(sample, piece, asking.top_p)
     last = pieces[-1]
-    sample.status = _STATUS.get(last["meta_info"]["finish_reason"]["type"], Status.FAILED)
+    sample.status = STATUS.get(last["meta_info"]["finish_reason"]["type"], Status.FAILED)
     if asking.routed_experts_shape:
         _routed_experts(sample, last, asking.routed_experts_shape)
-    sample.response = text_before + _text(pieces)
+    sample.response = text_before + text_of(pieces)
     if begun:
         _join(asking, sample, begun, text_before)
-
-
-def _text(pieces: list[Answer]) -> str:
-    if any(piece.get("cumulative_text") for piece in pieces):
-        return pieces[-1]["text"]
-    return "".join(piece["text"] for piece in pieces)
 
 
 def _join(asking: Asking, sample: Sample, begun: int, text_before: str) -> None:
