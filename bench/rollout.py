@@ -73,7 +73,8 @@ def options(model: str, folder: pathlib.Path, prompts: int, more: str) -> Resolv
 async def _both(
     short: Resolved, tail: Resolved, endpoint: Endpoint, model: str, folder: pathlib.Path
 ) -> tuple[Measured, Measured]:
-    client = RouterClient(endpoint.router_url, IN_FLIGHT)
+    urls = [engine.url for engine in endpoint.engines]
+    client = RouterClient(endpoint.router_url, IN_FLIGHT, abort=lambda: control.abort_all(urls))
     try:
         async with RewardPool.from_args(args_namespace(short)) as rewards:
             stage = Stage(model, folder, client, rewards, endpoint)
@@ -118,7 +119,6 @@ class Stage:
             burst=burst,
             slots=IN_FLIGHT // SAMPLES,
             keep_partial=keep_partial,
-            abort=lambda: control.abort_all(self.urls),
         )
 
     async def against_the_engine(self, options: Resolved) -> Measured:

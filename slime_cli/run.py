@@ -26,7 +26,7 @@ from slime_cli.options.resolve import Resolved, args_namespace
 from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.client import RouterClient
 from slime_cli.screen import Screen
-from slime_cli.serving import claim
+from slime_cli.serving import claim, control
 from slime_cli.serving.attached import Attached
 from slime_cli.serving.fleet import Fleet
 from slime_cli.tracing.report import PhaseResult
@@ -145,7 +145,13 @@ class Run:
             streams = any(
                 phase.slime.in_flight == "pause" for _, phase, _ in folders.stages(self.resolved, self.run_dir)
             )
-            self.client = RouterClient(self.endpoint.router_url, in_flight, self.fleet.check, streams=streams)
+            self.client = RouterClient(
+                self.endpoint.router_url,
+                in_flight,
+                self.fleet.check,
+                abort=lambda: control.abort_all(self.engine_urls()),
+                streams=streams,
+            )
         return self.client
 
     def engine_urls(self) -> list[str]:

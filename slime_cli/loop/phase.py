@@ -2,9 +2,8 @@
 
 :class:`slime_cli.run.Run` makes one for each entry of the profile's list, and a schedule of
 :mod:`slime_cli.loop.schedules` drives it through its verbs. Everything that a resumed phase needs is in its folder.
-Killed
-at any point, the next attempt trains batches that were made but not committed from their files, on the committed
-weights; finished groups wait in the buffer, and unfinished ones are generated again or continued.
+Killed at any point, the next attempt trains batches that were made but not committed from their files, on the
+committed weights; finished groups wait in the buffer, and unfinished ones are generated again or continued.
 """
 
 import asyncio
@@ -214,7 +213,6 @@ class Phase:
             burst=over or s.rollout_batch_size,
             slots=max(1, -(-client.in_flight // s.n_samples_per_prompt)),
             keep_partial=s.partial_rollout,
-            abort=lambda: control.abort_all(self.shared.engine_urls()),
         )
 
     def _routed_experts_shape(self) -> list[int] | None:
@@ -398,20 +396,18 @@ class Phase:
         urls = self.shared.engine_urls
         what = Hold.CALLS if policy == "drain" else Hold.REQUESTS
         with self.span("pause"):
-            await self.client.hold(what)
-            try:
+            async with self.client.held(what):
+                if policy == "pause":
+                    try:
+                        await asyncio.to_thread(lambda: control.pause(urls(), "retract"))
+                        yield
+                    finally:
+                        await asyncio.to_thread(lambda: control.resume(urls()))
+                    return
                 if policy == "abort":
-                    self.client.aborts += 1
-                    await asyncio.to_thread(lambda: control.abort_all(urls()))
-                if policy == "pause":
-                    await asyncio.to_thread(lambda: control.pause(urls(), "retract"))
-                else:
-                    await self.client.idle(what)
+                    await self.client.abort()
+                await self.client.idle(what)
                 yield
-            finally:
-                if policy == "pause":
-                    await asyncio.to_thread(lambda: control.resume(urls()))
-                await self.client.let_on()
 
     async def _evaluate(self) -> None:
         assert self.publisher is not None

@@ -1,4 +1,4 @@
-"""Asks the router's engines for samples: bounded in flight, stopped and let on while weights change.
+"""Asks the router's engines for samples: bounded in flight, held back while weights change.
 
 One a run; generation, evaluation and users' functions (through :mod:`slime_cli.hooks`) share it. Invariants: no request
 is sent while the engines' weights change; whoever changes them knows that none is left, or that all stand still; a
@@ -26,7 +26,7 @@ _in_call: contextvars.ContextVar[bool] = contextvars.ContextVar("in_call", defau
 
 
 class Hold(enum.Enum):
-    """What must wait until :meth:`RouterClient.let_on`."""
+    """What waits inside :meth:`RouterClient.held`."""
 
     NOTHING = "nothing"
     CALLS = "calls"
@@ -37,10 +37,17 @@ class Hold(enum.Enum):
 
 
 class RouterClient:
-    """``alive`` is asked before a retry, so that a dead fleet ends a run at once instead of a retry storm."""
+    """``alive`` is asked before a retry, so that a dead fleet ends a run at once instead of a retry storm. ``abort``
+    ends every request in the engines; both may block."""
 
     def __init__(
-        self, router_url: str, in_flight: int, alive: Callable[[], object] = lambda: None, *, streams: bool = False
+        self,
+        router_url: str,
+        in_flight: int,
+        alive: Callable[[], object] = lambda: None,
+        *,
+        abort: Callable[[], object] = lambda: None,
+        streams: bool = False,
     ) -> None:
         """``streams``: answers come token by token, each with the weight version that wrote it."""
         self.url = router_url
@@ -52,6 +59,7 @@ class RouterClient:
         self._http: aiohttp.ClientSession | None = None
         self.slots = asyncio.Semaphore(in_flight)
         self.retries = 0
+        self._abort = abort
         self.aborts = 0
         """How often this run aborted what was in flight."""
         self.engines: Callable[[], list[str]] | None = None
@@ -61,6 +69,7 @@ class RouterClient:
         """What :attr:`engines` answered last; asked again after a request that failed."""
         self._asked: collections.Counter[str] = collections.Counter()
         self._hold = Hold.NOTHING
+        self._holding = asyncio.Lock()
         self._requests = 0
         self._calls = 0
         self._changed = asyncio.Condition()
@@ -78,14 +87,23 @@ class RouterClient:
 
     # -- while the weights change ---------------------------------------------------------------------------------
 
-    async def hold(self, what: Hold) -> None:
-        """From now on ``what`` waits; what is in flight is left alone."""
-        self._hold = what
+    @contextlib.asynccontextmanager
+    async def held(self, what: Hold) -> AsyncIterator[None]:
+        """Inside, ``what`` waits; what is in flight is left alone. One holds at a time: who comes second waits for the
+        first."""
+        async with self._holding:
+            self._hold = what
+            try:
+                yield
+            finally:
+                self._hold = Hold.NOTHING
+                async with self._changed:
+                    self._changed.notify_all()
 
-    async def let_on(self) -> None:
-        self._hold = Hold.NOTHING
-        async with self._changed:
-            self._changed.notify_all()
+    async def abort(self) -> None:
+        """Every request that the engines know ends soon, with the tokens that it has."""
+        self.aborts += 1
+        await asyncio.to_thread(self._abort)
 
     async def idle(self, what: Hold) -> None:
         """Waits until nothing of the kind that ``what`` holds is in flight."""

@@ -37,7 +37,7 @@ class Buffer[C, B](Protocol):
 
 
 class Collector[C, B]:
-    """``abort`` ends every request in the engines, and blocks; ``slots``: groups that may be in flight at most."""
+    """``slots``: groups that may be in flight at most."""
 
     def __init__(
         self,
@@ -49,7 +49,6 @@ class Collector[C, B]:
         burst: int,
         slots: int,
         keep_partial: bool,
-        abort: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``batch``: groups a rollout. ``burst``: how many are in flight where more than that are begun and the rest is
@@ -61,7 +60,6 @@ class Collector[C, B]:
         self.burst = max(burst, batch)
         self.slots = slots
         self.keep_partial = keep_partial
-        self._abort = abort
         self._clock = clock
         self.version = 0
         """Rollouts that the engines' weights are trained on; :meth:`published` moves it."""
@@ -118,15 +116,13 @@ class Collector[C, B]:
         """Aborts what is in flight; unfinished groups go back to the buffer."""
         if not self._tasks:
             return
-        self._ending = True
-        try:
-            await self.client.hold(Hold.REQUESTS)
-            self.client.aborts += 1
-            await asyncio.to_thread(self._abort)
-            await self._wait_or_cancel()
-        finally:
-            self._ending = False
-            await self.client.let_on()
+        async with self.client.held(Hold.REQUESTS):
+            self._ending = True
+            try:
+                await self.client.abort()
+                await self._wait_or_cancel()
+            finally:
+                self._ending = False
         self._raise()
 
     async def stop(self) -> None:

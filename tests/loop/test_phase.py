@@ -136,7 +136,7 @@ async def opened(folder, monkeypatch, **changes):
         phase.publisher = Publisher()
         phase.generator = Generator(phase.args, phase.client, rewards)
         sizes = dict(batch=1, burst=1, slots=9, keep_partial=False)
-        phase.collector = Collector(phase.generator, phase.buffer, phase.client, **sizes, abort=lambda: None)
+        phase.collector = Collector(phase.generator, phase.buffer, phase.client, **sizes)
         committed = phase.buffer.recovery.committed
         phase.step = learner.step = committed.step if committed else 0
         try:

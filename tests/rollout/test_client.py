@@ -81,16 +81,15 @@ async def test_while_it_is_held_nothing_new_is_sent_and_what_is_in_flight_is_wai
     async with served(engine) as (client, _):
         first = asyncio.create_task(client.generate({}))
         await settle()
-        await client.hold(what)
-        idle = asyncio.create_task(client.idle(what))
-        second = asyncio.create_task(client.generate({}))
-        await settle()
-        assert engine.arrived == 1 and not idle.done() and not second.done()
-        engine.go.set()
-        await asyncio.wait_for(asyncio.gather(first, idle), 5)
-        await settle()
-        assert engine.arrived == 1 and not second.done(), "held until it is let on"
-        await client.let_on()
+        async with client.held(what):
+            idle = asyncio.create_task(client.idle(what))
+            second = asyncio.create_task(client.generate({}))
+            await settle()
+            assert engine.arrived == 1 and not idle.done() and not second.done()
+            engine.go.set()
+            await asyncio.wait_for(asyncio.gather(first, idle), 5)
+            await settle()
+            assert engine.arrived == 1 and not second.done(), "until the hold ends"
         await asyncio.wait_for(second, 5)
     assert engine.arrived == 2
 
@@ -111,15 +110,14 @@ async def test_a_user_s_call_that_is_under_way_may_end_before_weights_change_and
         pause = asyncio.Event()
         first = asyncio.create_task(turns(client, "first", pause))
         await settle()
-        await client.hold(Hold.CALLS)
-        second = asyncio.create_task(turns(client, "second", pause))
-        idle = asyncio.create_task(client.idle(Hold.CALLS))
-        await settle()
-        assert begun == ["first"] and not idle.done()
-        pause.set()
-        await asyncio.wait_for(asyncio.gather(first, idle), 5)
-        assert begun == ["first"]
-        await client.let_on()
+        async with client.held(Hold.CALLS):
+            second = asyncio.create_task(turns(client, "second", pause))
+            idle = asyncio.create_task(client.idle(Hold.CALLS))
+            await settle()
+            assert begun == ["first"] and not idle.done()
+            pause.set()
+            await asyncio.wait_for(asyncio.gather(first, idle), 5)
+            assert begun == ["first"]
         await asyncio.wait_for(second, 5)
 
 
@@ -128,12 +126,11 @@ async def test_requests_inside_a_call_wait_too_where_the_engines_stand_still():
     engine.go.set()
     async with served(engine) as (client, _):
         async with client.call():
-            await client.hold(Hold.REQUESTS)
-            task = asyncio.create_task(client.generate({}))
-            await asyncio.wait_for(client.idle(Hold.REQUESTS), 5)
-            await settle()
-            assert not task.done() and not engine.arrived
-        await client.let_on()
+            async with client.held(Hold.REQUESTS):
+                task = asyncio.create_task(client.generate({}))
+                await asyncio.wait_for(client.idle(Hold.REQUESTS), 5)
+                await settle()
+                assert not task.done() and not engine.arrived
         await asyncio.wait_for(task, 5)
 
 
@@ -142,10 +139,36 @@ async def test_a_cancelled_request_is_not_waited_for():
     async with served(engine) as (client, _):
         task = asyncio.create_task(client.generate({}))
         await settle()
-        await client.hold(Hold.REQUESTS)
-        task.cancel()
-        await asyncio.wait_for(client.idle(Hold.REQUESTS), 5)
+        async with client.held(Hold.REQUESTS):
+            task.cancel()
+            await asyncio.wait_for(client.idle(Hold.REQUESTS), 5)
         engine.go.set()
+
+
+async def test_who_holds_second_waits_for_the_first_and_the_end_of_the_one_does_not_end_the_other():
+    engine = Slow()
+    engine.go.set()
+    inside = []
+    ends = {name: asyncio.Event() for name in ("weights", "surplus")}
+
+    async def holds(client, name):
+        async with client.held(Hold.REQUESTS):
+            inside.append(name)
+            await ends[name].wait()
+
+    async with served(engine) as (client, _):
+        first = asyncio.create_task(holds(client, "weights"))
+        second = asyncio.create_task(holds(client, "surplus"))
+        await settle()
+        request = asyncio.create_task(client.generate({}))
+        await settle()
+        assert inside == ["weights"] and not engine.arrived
+        ends["weights"].set()
+        await first
+        await settle()
+        assert inside == ["weights", "surplus"]
+        ends["surplus"].set()
+        await asyncio.wait_for(asyncio.gather(second, request), 5)
 
 
 def chunks(incremental):

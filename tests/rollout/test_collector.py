@@ -13,6 +13,7 @@ import pytest
 
 from slime_cli.buffer.types import Group, Sample, Status
 from slime_cli.errors import DataError, UsageError
+from slime_cli.rollout.client import Hold, RouterClient
 from slime_cli.rollout.collector import Collector
 from slime_cli.rollout.failures import Failures
 from slime_cli.rollout.generate import Answers
@@ -124,27 +125,15 @@ class Scripted:
         return "filter_rejected" if self.acts.get(samples[0].index) == "refused" else None
 
 
-class Client:
-    def __init__(self):
-        self.aborts = 0
-        self.held = []
-
-    async def hold(self, what):
-        self.held.append(what)
-
-    async def let_on(self):
-        self.held.append(None)
-
-
 def made(generator, *, batch=2, burst=0, slots=100, keep=False, room=1000):
     buffer = Memory(batch, room)
-    client = Client()
     loop = asyncio.get_running_loop()
 
     def abort():
         loop.call_soon_threadsafe(generator.aborted.set)
 
-    options = dict(batch=batch, burst=burst, slots=slots, keep_partial=keep, abort=abort)
+    client = RouterClient("http://127.0.0.1:9", 8, abort=abort)
+    options = dict(batch=batch, burst=burst, slots=slots, keep_partial=keep)
     return Collector(generator, buffer, client, **options), buffer, client
 
 
@@ -156,7 +145,7 @@ async def settle():
 async def test_a_rollout_is_ready_when_enough_groups_are_and_no_more_are_begun_than_it_needs():
     collector, buffer, client = made(Scripted())
     assert await collector.take(0) == [0, 1] and await collector.take(1) == [2, 3]
-    assert buffer.dealt == 4 and not client.held, "nothing was in flight, so nothing was aborted"
+    assert buffer.dealt == 4 and not client.aborts, "nothing was in flight, so nothing was aborted"
 
 
 async def test_dropped_groups_are_replaced_one_by_one_without_waiting_for_a_straggler():
@@ -176,7 +165,7 @@ async def test_what_is_begun_beyond_a_batch_is_given_back_and_comes_first_next_t
     collector, buffer, client = made(generator, batch=2, burst=4, keep=keep)
     assert await collector.take(0) == [1, 2]
     assert sorted(buffer.released) == [(0, keep, [2]), (3, keep, [2])] and client.aborts == 1
-    assert client.held[-1] is None and not collector._tasks
+    assert not collector._tasks
     generator.aborted.clear()
     task = asyncio.create_task(collector.take(1))
     for _ in range(20):
@@ -262,3 +251,17 @@ async def test_idle_time_is_when_nothing_is_in_flight():
     await task
     now.time = 28.0
     assert collector.idle_seconds() == 8.0
+
+
+async def test_nothing_is_aborted_while_others_hold_the_engines_back_and_nothing_is_lost():
+    """The weights change while a rollout beside it has enough (one step off, with over-sampling)."""
+    generator = Scripted(slow=[0, 3])
+    collector, buffer, client = made(generator, batch=2, burst=4)
+    async with client.held(Hold.CALLS):
+        task = asyncio.create_task(collector.take(0))
+        await settle()
+        assert not task.done() and not client.aborts and not buffer.released
+        generator.ready[0].set()  # ends meanwhile: it is kept
+        await settle()
+    assert await asyncio.wait_for(task, 5) == [1, 2]
+    assert [index for index, *_ in buffer.released] == [3] and client.aborts == 1 and buffer.waiting == 1

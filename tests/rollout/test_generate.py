@@ -130,7 +130,7 @@ async def collected(generator, buffer):
     args = generator.args
     batch = args.rollout_batch_size
     burst = args.over_sampling_batch_size or batch
-    options = dict(batch=batch, burst=burst, slots=99, keep_partial=False, abort=lambda: None)
+    options = dict(batch=batch, burst=burst, slots=99, keep_partial=False)
     buffer.make = lambda chosen: chosen
     collector = Collector(generator, buffer, generator.client, **options)
     try:
