@@ -5,7 +5,8 @@ groups from it and bring them back finished; finished groups wait here until a r
 in the journal before the method that decides it returns; a group is in exactly one place: in flight, waiting, or
 returned (to be dealt again), the oldest first; with a bound on staleness every group that is under way still has a
 rollout in time (:mod:`slime_cli.buffer.gate`). All methods are called in the event loop's thread, but for
-:meth:`DataBuffer.make`, :meth:`DataBuffer.commit` and :meth:`DataBuffer.put_state`, which touch only the journal.
+:meth:`DataBuffer.make`, :meth:`DataBuffer.replay`, :meth:`DataBuffer.commit` and :meth:`DataBuffer.put_state`, which
+touch only files and the journal.
 """
 
 import collections
@@ -159,9 +160,14 @@ class DataBuffer:
     # -- groups go out -------------------------------------------------------------------------------------------------
 
     def lease(self, count: int, *, version: int) -> list[Group]:
-        """``count`` groups to work on, in the journal before they are returned. Returned ones come first, by deadline.
-        ``version``: rollouts that the engines' weights were trained on."""
-        order = sorted(self._returned.values(), key=lambda g: (_last_if_none(self._deadline(g)), g.index))
+        """``count`` groups to work on, in the journal before they are returned. Returned ones come first, by deadline:
+        those that it makes no older before the others, as :meth:`room` counts them. ``version``: rollouts that the
+        engines' weights were trained on."""
+
+        def urgency(group: Group) -> tuple[bool, int, int]:
+            return group.leased_at != _leased_at(group, version), _last_if_none(self._deadline(group)), group.index
+
+        order = sorted(self._returned.values(), key=urgency)
         if self._select is not None and order:
             order, dropped = self._select(order, count)
             for group in dropped:
@@ -224,7 +230,8 @@ class DataBuffer:
     def finish(self, group: Group, samples: list[Sample], failed: dict[int, str]) -> None:
         """Rewarded samples of the group, all siblings of a trajectory at once, and why others are dropped."""
         self._journal.finish(samples)
-        group.finished = sorted([*group.finished, *samples], key=lambda s: (s.index, s.part))
+        kept = [sample for sample in (*group.finished, *samples) if sample.index not in failed]
+        group.finished = sorted(kept, key=lambda s: (s.index, s.part))
         self._drop(failed)
         done = {*failed, *(sample.index for sample in samples)}
         group.pending = [sample for sample in group.pending if sample.index not in done]
@@ -356,12 +363,16 @@ class DataBuffer:
             )
         return samples
 
-    def replay(self, rollout_id: int) -> Batch | None:
-        """The batch that an earlier attempt made of this rollout and did not commit; None when there is none."""
+    def made_before(self, rollout_id: int) -> Sequence[int] | None:
+        """The trajectories of the batch that an earlier attempt made of this rollout and did not commit; None when
+        there is none. Groups that are dealt from now on are for later rollouts."""
         indices = self.recovery.replay.get(rollout_id)
-        if not indices:
-            return None
-        self._next_rollout = rollout_id + 1
+        if indices:
+            self._next_rollout = rollout_id + 1
+        return indices or None
+
+    def replay(self, rollout_id: int, indices: Sequence[int]) -> Batch:
+        """That batch. Blocks for as long as the disk takes."""
         return batches.again(self.folder, rollout_id, indices, rows=self._rows, reward_key=self._reward_key)
 
     def drop_batch(self, rollout_id: int) -> int:

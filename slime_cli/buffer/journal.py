@@ -145,7 +145,9 @@ class Journal:
             raise UsageError(f"{path}: {error.strerror}", "use a run directory that you may write to") from None
 
     def close(self) -> None:
-        self._db.close()
+        """A thread that writes finishes its transaction first; one that comes later gets an error."""
+        with self._mutex:
+            self._db.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

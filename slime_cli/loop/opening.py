@@ -20,6 +20,7 @@ from slime_cli.loop.saving import Saver
 from slime_cli.loop.shared import Shared
 from slime_cli.manifests import layout
 from slime_cli.models import architecture
+from slime_cli.options.checks.functions import of_user
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
 from slime_cli.rollout.boundary import Boundary
@@ -58,6 +59,7 @@ def open_phase(name: str, options: Resolved, folder: pathlib.Path, shared: Share
     boundary = Boundary.of(renderer.tokenizer, shared.model, architecture.vocabulary(shared.model), args, columns)
     args = types.SimpleNamespace(**vars(args) | {"hf_checkpoint": str(shared.model)})
     shaping = BatchHooks.of(args) if policy else BatchHooks()
+    own_rollouts = of_user(s.rollout_function_path)  # such a function leases when it likes
     filter_path = s.buffer_filter_path if policy else None
     buffer_filter = Hook.load(filter_path, "buffer_filter") if filter_path else None
     journal = Journal(folder / layout.JOURNAL)
@@ -73,7 +75,7 @@ def open_phase(name: str, options: Resolved, folder: pathlib.Path, shared: Share
             render=boundary.checked(renderer.example if isinstance(renderer, SupervisedRenderer) else renderer.prompt),
             on_bad_row=s.on_bad_row,
             say=say,
-            gate=Gate(s.rollout_batch_size, s.max_staleness if policy else None),
+            gate=Gate(s.rollout_batch_size, s.max_staleness if policy and not own_rollouts else None),
             steps_per_rollout=s.num_steps_per_rollout or 1,
             reward_key=s.reward_key,
             rows=boundary.rows,

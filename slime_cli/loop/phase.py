@@ -31,6 +31,7 @@ from slime_cli.models import architecture
 from slime_cli.options.resolve import Resolved, args_namespace
 from slime_cli.rollout.client import Hold
 from slime_cli.rollout.collector import Collector
+from slime_cli.rollout.concurrent import to_its_end
 from slime_cli.rollout.generate import Generator, Lent
 from slime_cli.rollout.supervised import examples
 from slime_cli.rollout.teacher import Teacher
@@ -118,7 +119,7 @@ class Phase:
         if self.policy:
             await self._prepare_generation()
             await self._publish(behind)
-            if not self.s.skip_eval_before_train and not self.first:
+            if self._evaluation_is_missing():
                 await self._evaluate()
         self._told_at = time.monotonic()
         self._idle_before = self.collector.idle_seconds() if self.collector else 0.0
@@ -223,6 +224,12 @@ class Phase:
         where = f"--use-rollout-routing-replay: {model}"
         return list(architecture.routed_experts(architecture.read_config(model), where))
 
+    def _evaluation_is_missing(self) -> bool:
+        """The evaluation before training, or the one that an earlier attempt was killed in, after its last commit."""
+        if not self.first:
+            return not self.s.skip_eval_before_train
+        return self.publisher is not None and self.publisher.timetable.evaluated(self.first - 1)
+
     # -- the verbs of a schedule ---------------------------------------------------------------------------------------
 
     def remaining(self) -> Iterator[int]:
@@ -250,8 +257,8 @@ class Phase:
         return batch
 
     async def _collect(self, rollout_id: int) -> Batch:
-        if (batch := await asyncio.to_thread(self.buffer.replay, rollout_id)) is not None:
-            return batch
+        if (indices := self.buffer.made_before(rollout_id)) is not None:
+            return await asyncio.to_thread(self.buffer.replay, rollout_id, indices)
         if self.collector is not None and self.users.rollout:
             version = self.collector.version
             return await self.users.generated(self.buffer, rollout_id, version, self.boundary.fault)
@@ -399,7 +406,7 @@ class Phase:
             async with self.client.held(what):
                 if policy == "pause":
                     try:
-                        await asyncio.to_thread(lambda: control.pause(urls(), "retract"))
+                        await to_its_end(lambda: control.pause(urls(), "retract"))
                         yield
                     finally:
                         await asyncio.to_thread(lambda: control.resume(urls()))

@@ -36,6 +36,28 @@ class Hold(enum.Enum):
     """Every new request."""
 
 
+class _Waiters:
+    """Wakes who waits for a state, without awaiting itself: a change made while a task is cancelled is told too."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def tell(self) -> None:
+        """The state may have changed."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)
+
+
 class RouterClient:
     """``alive`` is asked before a retry, so that a dead fleet ends a run at once instead of a retry storm. ``abort``
     ends every request in the engines; both may block."""
@@ -72,7 +94,8 @@ class RouterClient:
         self._holding = asyncio.Lock()
         self._requests = 0
         self._calls = 0
-        self._changed = asyncio.Condition()
+        self._admission = _Waiters()
+        self._ends = _Waiters()
 
     def address(self) -> tuple[str, int]:
         """Host and port of the router, as users' functions put them into ``http://HOST:PORT``."""
@@ -97,8 +120,7 @@ class RouterClient:
                 yield
             finally:
                 self._hold = Hold.NOTHING
-                async with self._changed:
-                    self._changed.notify_all()
+                self._admission.tell()
 
     async def abort(self) -> None:
         """Every request that the engines know ends soon, with the tokens that it has."""
@@ -107,16 +129,13 @@ class RouterClient:
 
     async def idle(self, what: Hold) -> None:
         """Waits until nothing of the kind that ``what`` holds is in flight."""
-        async with self._changed:
-            if what is Hold.CALLS:
-                await self._changed.wait_for(lambda: not self._requests and not self._calls)
-            else:
-                await self._changed.wait_for(lambda: not self._requests)
+        calls = what is Hold.CALLS
+        await self._ends.until(lambda: not self._requests and not (calls and self._calls))
 
     @contextlib.asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
         """Around a call of a user's generate function, which may ask the engines in its own way."""
-        await self._admitted(lambda: self._hold is Hold.NOTHING)
+        await self._admission.until(lambda: self._hold is Hold.NOTHING)
         self._calls += 1
         token = _in_call.set(True)
         try:
@@ -124,29 +143,19 @@ class RouterClient:
         finally:
             _in_call.reset(token)
             self._calls -= 1
-            await self._tell()
+            self._ends.tell()
 
     @contextlib.asynccontextmanager
     async def _request(self) -> AsyncIterator[None]:
         inside = _in_call.get()
         async with self.slots:
-            await self._admitted(lambda: self._hold is Hold.NOTHING or (inside and self._hold is Hold.CALLS))
+            await self._admission.until(lambda: self._hold is Hold.NOTHING or (inside and self._hold is Hold.CALLS))
             self._requests += 1
             try:
                 yield
             finally:
                 self._requests -= 1
-                await self._tell()
-
-    async def _admitted(self, admits: Callable[[], bool]) -> None:
-        if not admits():
-            async with self._changed:
-                await self._changed.wait_for(admits)
-
-    async def _tell(self) -> None:
-        if self._hold is not Hold.NOTHING:
-            async with self._changed:
-                self._changed.notify_all()
+                self._ends.tell()
 
     # -- requests --------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,10 @@ class Collector[C, B]:
         """Rollouts that are still to be collected, where groups flow."""
         self._wanted: int | None = None
         self._ending = False
+        self._stopped = False
         self._tasks: dict[asyncio.Task[None], Group] = {}
+        self._surplus: set[asyncio.Task[None]] = set()
+        """Those of them that a rollout ended, for it had enough."""
         self._restarted: set[int] = set()
         """Groups that were given back without their tokens."""
         self._failure: BaseException | None = None
@@ -127,7 +130,7 @@ class Collector[C, B]:
 
     async def stop(self) -> None:
         """Ends all work, whatever state it is in. What the buffer has not been told is lost: the run ends."""
-        self._flows = False
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -144,9 +147,10 @@ class Collector[C, B]:
         begin again and again, and never be trained."""
         return any(group.index in self._restarted for group in self._tasks.values())
 
-    def _give_back(self, group: Group) -> None:
-        """Tokens are lost only where the rollout had all that it needed: while weights change, nothing is."""
-        keep = self.keep_partial or not self._ending
+    def _give_back(self, group: Group, *, surplus: bool) -> None:
+        """``surplus``: the rollout had all that it needed. Only then may tokens be lost: while weights change, none
+        is."""
+        keep = self.keep_partial or not surplus
         if not keep:
             self._restarted.add(group.index)
         self.buffer.release(group, keep=keep)
@@ -167,7 +171,7 @@ class Collector[C, B]:
         return min(wanted, self.buffer.room(self.version))
 
     def _fill(self) -> None:
-        if self._ending or self._failure is not None:
+        if self._ending or self._stopped or self._failure is not None:
             return
         count = self._room()
         if count <= 0:
@@ -183,18 +187,23 @@ class Collector[C, B]:
         self._note_idle()
 
     async def _run(self, group: Group) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         try:
             await self._one(group)
         except asyncio.CancelledError:
-            if self._ending:
-                self._give_back(group)
+            if task in self._surplus:  # however late it listens
+                self._give_back(group, surplus=True)
+            elif task.cancelling():
+                self._stopped = True  # all tasks are cancelled at once: the run ends
+            else:
+                self._fail(RuntimeError(f"group {group.index} waited for something that was cancelled"))
             raise
         except Exception as error:
             self._fail(error)
         finally:
-            task = asyncio.current_task()
-            assert task is not None
             self._tasks.pop(task, None)
+            self._surplus.discard(task)
             self._note_idle()
             self._changed.set()
             self._fill()
@@ -206,8 +215,9 @@ class Collector[C, B]:
         )
         self.buffer.finish(group, found.whole, found.failed)
         if found.unfinished:
-            group.pending = found.unfinished
-            self._give_back(group)
+            so_far = {sample.index: sample for sample in found.unfinished}
+            group.pending = [so_far.get(sample.index, sample) for sample in group.pending]
+            self._give_back(group, surplus=self._ending)
             return
         self._restarted.discard(group.index)
         lost = collections.Counter(found.failed.values())
@@ -221,7 +231,8 @@ class Collector[C, B]:
     async def _wait_or_cancel(self) -> None:
         """Waits for what answers the abort; then ends what does not listen (a reward, a user's own tool)."""
         for end in (False, True):
-            if self._tasks and end:
+            if end:
+                self._surplus.update(self._tasks)
                 for task in self._tasks:
                     task.cancel()
             if self._tasks:

@@ -21,6 +21,7 @@ from slime_cli.errors import SlimeError
 from slime_cli.hooks import batches, raised
 from slime_cli.hooks import client as hooks_client
 from slime_cli.hooks import kinds as hooks
+from slime_cli.hooks.lending import copied
 from slime_cli.rollout import turns
 from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.client import RouterClient
@@ -65,7 +66,8 @@ class Answers:
     failed: dict[int, str]
     """Why, by trajectory."""
     unfinished: list[Sample]
-    """Interrupted ones, with what was generated so far, and whole ones whose reward was not asked for any more."""
+    """Interrupted ones, with what was generated so far. Where there are some and the rollout ends, rewards are not
+    asked for any more: who was told of whole ones has them."""
 
 
 def _nothing_said(samples: list[Sample]) -> None:
@@ -146,7 +148,6 @@ class Generator:
         if training:
             generated(made)
         if out.unfinished and ends():
-            out.unfinished += made
             return out
         with self.span("reward", group=group.index):
             if self.teacher and training:
@@ -157,11 +158,12 @@ class Generator:
     async def _generated(
         self, group: Group, params: dict[str, Any] | None, out: Answers, ends: Callable[[], bool]
     ) -> list[Sample]:
-        """Samples that are fit for a reward. Those that an earlier attempt generated are taken as they are."""
+        """Samples that are fit for a reward. Those that an earlier attempt generated are taken as they are. The group's
+        own samples stay as they are: what is cancelled on the way leaves nothing half made in them."""
         training = params is None
         done = [s for s in group.pending if s.status in (Status.COMPLETED, Status.TRUNCATED)]
         ready = [siblings for s in done for siblings in [group.partial.get(s.index, [s])]]
-        todo = [s for s in group.pending if s.status not in (Status.COMPLETED, Status.TRUNCATED)]
+        todo = [copied(s) for s in group.pending if s.status not in (Status.COMPLETED, Status.TRUNCATED)]
         answers = await self.generate(dataclasses.replace(group, pending=todo), params, ends) if todo else []
         made = [sample for siblings in ready for sample in siblings]
         for leased, answer in zip(todo, answers, strict=True):
@@ -279,10 +281,21 @@ class Generator:
     async def _custom(
         self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int], evaluation: bool
     ) -> "list[Sample] | Failure | Interrupted":
-        """A call of the user's function. One that this run interrupted and that returns an aborted sample is called
-        again, with that sample."""
+        """What the user's function makes of a sample. An evaluation that this run interrupted calls it again, with the
+        sample that it returned; in training the group is dealt again."""
+        while isinstance(made := await self._called(leased, params, prompt_tokens, evaluation), Interrupted):
+            if not evaluation:
+                break
+            leased = made.sample
+        return made
+
+    async def _called(
+        self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int], evaluation: bool
+    ) -> "list[Sample] | Failure | Interrupted":
+        """One call. It was interrupted where this run ended a request meanwhile and a sample that it returned says so:
+        it continues from that sample, or, where it had fanned out, from the one that it was given."""
         assert self.custom is not None
-        given = dataclasses.replace(leased, metadata=dict(leased.metadata))
+        given = copied(leased)
         if not given.response_length:
             given.tokens = list(prompt_tokens)
         optional = hooks.accepted(self.custom, evaluation=evaluation)
@@ -300,8 +313,8 @@ class Generator:
             made = hooks.siblings(self.custom_place, leased, result)
         except (ValueError, TypeError, RuntimeError) as error:  # a tensor's truth, a value that holds itself
             return Failure("generation_invalid", f"{self.custom_place}: {error}")
-        if self.client.aborts > before and len(made) == 1 and made[0].status is Status.ABORTED and not evaluation:
-            return Interrupted(made[0])
+        if self.client.aborts > before and any(sample.status is Status.ABORTED for sample in made):
+            return Interrupted(made[0] if len(made) == 1 else leased)
         for sample in made:
             if sample.status is Status.PENDING:
                 sample.status = Status.COMPLETED

@@ -199,8 +199,9 @@ class Walk:
     def take(self) -> None:
         if self.ready:
             return
-        made = self.buffer.replay(self.next)
-        if made is None:
+        if (indices := self.buffer.made_before(self.next)) is not None:
+            made = self.buffer.replay(self.next, indices)
+        else:
             chosen = self.buffer.choose(self.next)
             if chosen is None:
                 return

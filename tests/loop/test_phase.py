@@ -19,6 +19,7 @@ from slime_cli.errors import DataError, EngineError
 from slime_cli.loop import opening, resuming
 from slime_cli.loop import phase as phase_module
 from slime_cli.loop.phase import Phase
+from slime_cli.loop.publishing import Timetable
 from slime_cli.loop.saving import Saver
 from slime_cli.manifests import layout
 from slime_cli.options.resolve import resolve
@@ -337,3 +338,12 @@ async def test_no_step_is_taken_on_nothing(opening_of, nothing):
         ]
         with pytest.raises(DataError, match="left no token to train on"):
             await phase.take(0)
+
+
+async def test_an_evaluation_that_a_kill_left_out_is_made_before_training_goes_on(opening_of):
+    async with opening_of() as phase:
+        phase.publisher.timetable = Timetable(total=9, evaluation_interval=2)
+        found = []
+        for phase.first in range(5):
+            found.append(phase._evaluation_is_missing())
+        assert found == [True, False, True, False, True], "after rollouts 1 and 3, whose commits are the last"

@@ -3,7 +3,9 @@
 1. a rollout has its batch as soon as enough groups are finished: a straggler holds up nobody but its own group;
 2. what is begun beyond a batch is given back when the batch is there, with its tokens or without them;
 3. where groups flow, room is filled at once and never beyond what the slots, the gate and the last rollout allow;
-4. a failure ends the next take; whatever happens, nothing is left in flight after stop.
+4. a failure ends the next take; whatever happens, nothing is left in flight or begun after stop;
+5. a group that a rollout ended goes back to the buffer however late it listens, and one that was cancelled because the
+   run ends keeps what the buffer knows of it.
 """
 
 import asyncio
@@ -55,7 +57,8 @@ class Memory:
 
     def finish(self, group, samples, failed):
         group.finished = [*group.finished, *samples]
-        group.pending = []
+        done = {*failed, *(sample.index for sample in samples)}
+        group.pending = [sample for sample in group.pending if sample.index not in done]
         if not group.finished and not samples and failed:
             self.in_flight -= 1
             self.rejected.append((group.index, *set(failed.values())))
@@ -265,3 +268,55 @@ async def test_nothing_is_aborted_while_others_hold_the_engines_back_and_nothing
         await settle()
     assert await asyncio.wait_for(task, 5) == [1, 2]
     assert [index for index, *_ in buffer.released] == [3] and client.aborts == 1 and buffer.waiting == 1
+
+
+async def test_nothing_is_begun_while_everything_ends():
+    generator = Scripted(slow=range(100))
+    collector, buffer, _ = made(generator, batch=2)
+    task = asyncio.create_task(collector.take(0))  # as one step off: a take waits while the trainer fails
+    await settle()
+    await collector.stop()
+    await settle()
+    assert generator.begun == [0, 1] and not collector._tasks and not buffer.released
+    task.cancel()
+
+
+async def test_when_the_loop_cancels_everything_groups_are_neither_begun_nor_robbed_of_their_tokens():
+    """As asyncio does after Ctrl-C."""
+    generator = Scripted(slow=range(100))
+    collector, buffer, _ = made(generator, batch=2)
+    task = asyncio.create_task(collector.take(0))
+    await settle()
+    for other in asyncio.all_tasks() - {asyncio.current_task()}:
+        other.cancel()
+    await settle()
+    assert task.cancelled() and generator.begun == [0, 1] and not collector._tasks and not buffer.released
+
+
+async def test_a_group_that_listens_late_goes_back_when_it_does(monkeypatch):
+    class Late(Scripted):
+        async def answered(self, group, params=None, *, ends, generated):
+            try:
+                return await super().answered(group, params, ends=ends, generated=generated)
+            except asyncio.CancelledError:
+                await listens.wait()
+                raise
+
+    listens = asyncio.Event()
+    monkeypatch.setattr("slime_cli.rollout.collector.CANCEL_SECONDS", 0.02)
+    generator = Late(slow=[0], acts={0: "deaf"})
+    collector, buffer, _ = made(generator, batch=1, burst=2)
+    assert await collector.take(0) == [1] and not buffer.released
+    listens.set()
+    await settle()
+    assert [index for index, *_ in buffer.released] == [0] and not collector._tasks
+
+
+async def test_what_was_cancelled_by_nobody_s_order_ends_the_take():
+    class Cancelling(Scripted):
+        async def answered(self, group, params=None, *, ends, generated):
+            raise asyncio.CancelledError
+
+    collector, _, _ = made(Cancelling())
+    with pytest.raises(RuntimeError, match="group 0 waited for something that was cancelled"):
+        await asyncio.wait_for(collector.take(0), 5)

@@ -51,6 +51,16 @@ async def scripted(args, sample, sampling_params, evaluation=None):
         setattr(out, name, value)
     return out
 
+async def cut_off(args, sample, sampling_params, evaluation=None):
+    # the first time it ends with the run's abort, unless the script says otherwise
+    args.seen.append((sample.index, sample.status.value, list(sample.tokens)))
+    if args.script.get(sample.index) == "answers" or len([i for i, *_ in args.seen if i == sample.index]) > 1:
+        return [made(sample, "0", 1.0, Status.COMPLETED) for _ in range(args.siblings)]
+    args.waits += 1
+    await args.aborted.wait()
+    ends = [made(sample, "0", 1.0, Status.ABORTED)]
+    return [*ends, made(sample, "0", 1.0, Status.COMPLETED)] if args.script.get(sample.index) == "fans out" else ends
+
 def kept(args, samples): return 1 / 0 if isinstance(args.verdict, str) and args.verdict == "raise" else args.verdict
 def spoiling(args, samples):
     exec(args.code)
@@ -575,3 +585,92 @@ def test_the_standard_error_is_over_prompts():
     error = (float(Fraction(3, 2) * sum(g * g for g in gaps)) ** 0.5) / 6
     assert mean_over_prompts(ragged) == pytest.approx((float(total), error), rel=1e-12)
     assert mean_over_prompts([[1.0, 0.0]]) == (0.5, None)
+
+
+def cut_short(path, script, siblings=1):
+    """What functions that are cut off get, and the client whose abort they hear."""
+    args = options(path, script, generate="cut_off", seen=[], waits=0, siblings=siblings, aborted=asyncio.Event())
+    loop = asyncio.get_running_loop()
+    ends = RouterClient("http://127.0.0.1:9", 8, abort=lambda: loop.call_soon_threadsafe(args.aborted.set))
+    return args, ends
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_trajectory_that_fanned_out_is_given_back_with_one_of_its_group_that_was_cut_off(path, journal, keep):
+    async with RewardPool(1, 10) as rewards:
+        args, ends = cut_short(path, {0: "answers", 2: "answers", 3: "answers"}, siblings=2)
+        buffer = buffer_of(journal, n=2)
+        buffer.make = lambda chosen: chosen.groups
+        collector = Collector(
+            Generator(args, ends, rewards), buffer, ends, batch=1, burst=2, slots=9, keep_partial=keep
+        )
+        (first,) = await collector.take(0)
+        assert first.index == 1
+        (group,) = buffer._returned.values()
+        assert [s.index for s in group.pending] == [0, 1] and [len(s) for s in group.partial.values()] == [2] * keep
+        (second,) = await collector.take(1)
+        await collector.stop()
+    assert [(s.index, s.part) for s in second.finished] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    again = [seen for seen in args.seen[4:] if seen[0] < 2]
+    assert again == ([(1, "aborted", [1, 2, 5])] if keep else [(0, "pending", [1, 2]), (1, "pending", [1, 2])])
+
+
+async def test_a_trajectory_that_fanned_out_when_this_run_cut_it_off_begins_anew_and_is_not_dropped(path, journal):
+    async with RewardPool(1, 10) as rewards:
+        args, ends = cut_short(path, {0: "fans out", 1: "answers", 2: "answers"})
+        buffer = buffer_of(journal, n=1)
+        buffer.make = lambda chosen: chosen.groups
+        collector = Collector(
+            Generator(args, ends, rewards), buffer, ends, batch=1, burst=2, slots=9, keep_partial=True
+        )
+        assert [group.index for group in await collector.take(0)] == [1]
+        assert [group.index for group in await collector.take(1)] == [0]
+        await collector.stop()
+    assert journal.ledger().dropped == {}
+    assert [seen for seen in args.seen if seen[0] == 0] == [(0, "pending", [1, 2])] * 2
+
+
+async def test_an_evaluation_that_this_run_cut_off_continues(path):
+    """A rollout beside it has enough, and ends what the engines have."""
+    async with RewardPool(1, 10) as rewards:
+        args, ends = cut_short(path, {1: "answers"})
+        args.n_samples_per_eval_prompt = 1
+        task = asyncio.create_task(
+            evaluate("held-out", Source(), Generator(args, ends, rewards), render, lambda n: None)
+        )
+        while not args.waits:
+            await asyncio.sleep(0)
+        await ends.abort()
+        result = await task
+    assert result["failures"] == {} and result["reward_mean"] == 1.0
+    assert args.seen[-1] == (0, "aborted", [1, 2, 5])
+
+
+async def test_what_is_cancelled_before_it_was_checked_is_not_kept(path, journal, tmp_path, monkeypatch):
+    """An answer is there, and a function that prepares it does not end."""
+    monkeypatch.setattr("slime_cli.rollout.collector.CANCEL_SECONDS", 0.02)
+    (tmp_path / "slow.py").write_text(
+        "import asyncio\nasync def slow(args, sample, **kw):\n"
+        "    sample.metadata['seen'] = 1\n    await asyncio.sleep(0 if sample.index else 60)\n"
+    )
+    async with RewardPool(1, 10) as rewards:
+        hook = [f"{tmp_path / 'slow.py'}:slow"]
+        args = options(path, rollout_sample_hook_path=hook, rollout_max_response_len=4)
+        args.custom_generate_function_path = None
+        args.use_top_p_replay = args.mask_offpolicy_in_partial_rollout = False
+
+        async def answered(body):
+            meta = {"output_token_logprobs": [[-1.0, 5, None]], "finish_reason": {"type": "stop"}}
+            return [{"output_ids": [5], "text": "0", "meta_info": meta | {"weight_version": "v000000"}}]
+
+        ends = client()
+        ends.generate = answered
+        buffer = buffer_of(journal, n=1)
+        buffer.make = lambda chosen: chosen.groups
+        collector = Collector(
+            Generator(args, ends, rewards), buffer, ends, batch=1, burst=2, slots=9, keep_partial=True
+        )
+        assert [group.index for group in await collector.take(0)] == [1]
+        (group,) = buffer._returned.values()
+        await collector.stop()
+    assert group.pending[0].response_length == 0 and group.pending[0].metadata == {}

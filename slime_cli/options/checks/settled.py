@@ -58,7 +58,7 @@ def _rollout_function(r: Resolved) -> Iterator[Problem | str]:
         fix = "leave --schedule out"
         yield f"--rollout-function-path {path} with --schedule {s.schedule}: such a function makes whole rollouts", fix
     else:
-        idle = ("dynamic_sampling_filter_path", "over_sampling_batch_size", "partial_rollout")
+        idle = ("dynamic_sampling_filter_path", "over_sampling_batch_size", "partial_rollout", "max_staleness")
         if flags := [own.flag(dest) for dest in idle if r.origins[f"slime.{dest}"] == "flag"]:
             yield no_effect(flags, f"with --rollout-function-path {path}")
 
