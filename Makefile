@@ -1,5 +1,5 @@
 # The two commands of this project are `make demo` and `make test`; both set up .venv first.
-.PHONY: setup lint check test demo bench conversions matrix schedules options
+.PHONY: setup lint check test demo bench conversions matrix schedules options scripts
 
 setup:
 	@bash ci/setup.sh
@@ -31,6 +31,10 @@ matrix: setup
 
 options: setup
 	@.venv/bin/python -m bench.options_page
+
+# slime's own launch scripts under `slime train --dry-run`: which pass, and what is refused in the others.
+scripts: setup
+	@.venv/bin/python -m bench.scripts
 
 conversions: setup
 	@.venv/bin/python -m bench.conversions

@@ -15,6 +15,8 @@ class SlimeError(Exception):
         super().__init__(message)
         self.message = message
         self.fix = fix
+        self.parts: tuple[SlimeError, ...] = (self,)
+        """The errors that it lists; itself where it stands alone."""
 
 
 class UsageError(SlimeError):
@@ -44,7 +46,9 @@ def together(errors: Sequence[SlimeError], what: str) -> SlimeError:
     for number, error in enumerate(errors, 1):
         said = bool(error.fix) and error.fix not in fixes[number:]
         lines.append(f"  {number}. {error.message}{f' ({error.fix})' * said}")
-    return type(errors[0])("\n".join([f"{len(errors)} {what}:", *lines]), "fix each as it says")
+    listing = type(errors[0])("\n".join([f"{len(errors)} {what}:", *lines]), "fix each as it says")
+    listing.parts = tuple(part for error in errors for part in error.parts)
+    return listing
 
 
 class Interrupted(SlimeError):

@@ -6,13 +6,14 @@ import sys
 
 import pytest
 
+from bench.scripts import SCRIPTS
 from slime_cli import manifests
 from slime_cli.commands import preflight, train
 from slime_cli.errors import DataError, EngineError, SlimeError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.loop import attempts as folders
 from slime_cli.options.resolve import resolve
-from tests.options import test_slime_scripts
+from tests.options.test_slime_scripts import PASS
 
 MODEL = "tiny:qwen3?num_hidden_layers=2"
 
@@ -101,8 +102,8 @@ def test_a_launch_script_of_slime_is_looked_at_far_from_its_cluster(monkeypatch,
     """Those that pass as they are, whole, where nothing of what they name exists."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hardware, "find", lambda: hardware.Device("cpu", 2, "cpu"))
-    for name in test_slime_scripts.PASS:
-        assert train.run([*test_slime_scripts.SCRIPTS[name], "--dry-run"]) == 0, name
+    for name in PASS:
+        assert train.run([*SCRIPTS[name], "--dry-run"]) == 0, name
         assert "not on this machine: --hf-checkpoint" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 

@@ -1,15 +1,12 @@
 """slime's own launch scripts: which pass as they are, and that the others are refused for what is not there, by name.
 
-``slime_scripts.json`` holds the options of 45 scripts of slime's ``scripts/`` and ``examples/`` as one would type them,
-with paths replaced. Only options are looked at here, nothing on disk.
+``bench/slime_scripts.json`` holds the options of 45 scripts of slime's ``scripts/`` and ``examples/`` as one would type
+them, with paths replaced. Only options are looked at here, nothing on disk.
 """
-
-import json
-import pathlib
-import shlex
 
 import pytest
 
+from bench.scripts import SCRIPTS, without
 from slime_cli.errors import UsageError
 from slime_cli.options import layers, own
 from slime_cli.options.checks import check
@@ -17,10 +14,6 @@ from slime_cli.options.managed import refusal
 from slime_cli.options.not_yet import NOT_YET
 from slime_cli.options.resolve import resolve
 
-SCRIPTS = {
-    name: shlex.split(words)
-    for name, words in json.loads((pathlib.Path(__file__).parent / "slime_scripts.json").read_text()).items()
-}
 PASS = """
 examples/on_policy_distillation_run-qwen3-8B-opd-megatron.sh
 examples/search-r1_run_qwen2.5_3B.sh
@@ -63,18 +56,6 @@ def verdict(argv: list[str]) -> str:
     except UsageError as error:
         return f"{error.message} | {error.fix}"
     return ""
-
-
-def without(argv: list[str], flags: set[str]) -> list[str]:
-    """``argv`` less the flags and their values."""
-    out = []
-    leave = False
-    for word in argv:
-        if word.startswith("--"):
-            leave = word.partition("=")[0] in flags
-        if not leave:
-            out.append(word)
-    return out
 
 
 def test_these_scripts_pass_as_they_are():
