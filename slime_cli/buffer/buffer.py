@@ -11,6 +11,7 @@ touch only files and the journal.
 
 import collections
 import dataclasses
+import heapq
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -20,13 +21,12 @@ from slime_cli.buffer import batch as batches
 from slime_cli.buffer.batch import Batch
 from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Commit, Journal, Ledger
+from slime_cli.buffer.places import WHOLE, Place, Places, leased_at
 from slime_cli.buffer.prompts import Prompts
 from slime_cli.buffer.records import OpenGroup
-from slime_cli.buffer.types import Group, PromptRow, Sample, Status, executions
+from slime_cli.buffer.types import Group, PromptRow, Sample, executions
 from slime_cli.buffer.values import unstorable
 from slime_cli.errors import DataError
-
-WHOLE = (Status.COMPLETED, Status.TRUNCATED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +108,12 @@ class DataBuffer:
         self._cursor_before = self.prompts.cursor
         self._next_group = recovery.next_group_index
         self._next_sample = recovery.next_sample_index
-        self._in_flight: dict[int, Group] = {}
-        self._waiting: dict[int, Group] = {}
+        self._places = Places()
         self._dropped: collections.Counter[str] = collections.Counter()
         """Trajectories that were dropped since the last batch, by reason."""
         self._next_rollout = recovery.committed.rollout_id + 1 if recovery.committed else 0
-        self._returned = {group.group_index: self._reopened(group) for group in recovery.groups}
+        for group in recovery.groups:
+            self._places.put(self._reopened(group), Place.RETURNED)
 
     def close(self) -> None:
         self._journal.close()
@@ -123,7 +123,7 @@ class DataBuffer:
     @property
     def waiting(self) -> int:
         """Groups that are finished and can be taken."""
-        return len(self._waiting)
+        return len(self._places.groups[Place.WAITING])
 
     @property
     def skipped(self) -> int:
@@ -140,19 +140,30 @@ class DataBuffer:
     def room(self, version: int) -> int:
         """How many groups may be leased now, for engines whose weights were trained on ``version`` rollouts: returned
         ones that it makes no older, and others as far as every group can still be trained in time."""
-        aged = sum(group.leased_at == _leased_at(group, version) for group in self._returned.values())
-        may = self.gate.may_deal(version, self._next_rollout, [*self._deadlines(), *self._on_disk()])
-        return min(aged + may, sys.maxsize)
+        may = self.gate.may_deal(version, self._next_rollout, self._deadlines(*Place) + self._on_disk())
+        return min(self._places.no_older(version) + may, sys.maxsize)
 
-    def _deadlines(self) -> list[int | None]:
-        return [self._deadline(group) for group in self._outstanding() if group.leased_at is not None]
+    def owed(self, rollout_id: int) -> int:
+        """Returned groups without which this rollout cannot be taken, though enough others are finished: they, or
+        groups that they would push out of their places, have no later one."""
+        if self.waiting < self.gate.batch or (late := self._late(rollout_id)) is None:
+            return 0
+        return sum(count for deadline, count in self._deadlines(Place.RETURNED).items() if deadline <= late)
 
-    def _on_disk(self) -> list[int]:
+    def _late(self, rollout_id: int) -> int | None:
+        """The last deadline that would be missed if the rollout took finished groups now."""
+        others = self._deadlines(Place.IN_FLIGHT, Place.RETURNED) + self._on_disk()
+        return self.gate.late(self._deadlines(Place.WAITING), others, rollout_id)
+
+    def _deadlines(self, *places: Place) -> collections.Counter[int]:
+        """How many groups of these places have each deadline; nothing without a bound."""
+        ages = self._places.ages(*places)
+        found = ((self.gate.deadline(age), count) for age, count in ages.items())
+        return collections.Counter({deadline: count for deadline, count in found if deadline is not None})
+
+    def _on_disk(self) -> collections.Counter[int]:
         """Deadlines of the groups of batches that an earlier attempt made: their rollouts have no place for others."""
-        return [j for j in self.recovery.replay if j >= self._next_rollout for _ in range(self.gate.batch)]
-
-    def _outstanding(self) -> list[Group]:
-        return [*self._in_flight.values(), *self._waiting.values(), *self._returned.values()]
+        return collections.Counter({j: self.gate.batch for j in self.recovery.replay if j >= self._next_rollout})
 
     def _deadline(self, group: Group) -> int | None:
         return None if group.leased_at is None else self.gate.deadline(group.leased_at)
@@ -164,15 +175,7 @@ class DataBuffer:
         those that it makes no older before the others, as :meth:`room` counts them. ``version``: rollouts that the
         engines' weights were trained on."""
 
-        def urgency(group: Group) -> tuple[bool, int, int]:
-            return group.leased_at != _leased_at(group, version), _last_if_none(self._deadline(group)), group.index
-
-        order = sorted(self._returned.values(), key=urgency)
-        if self._select is not None and order:
-            order, dropped = self._select(order, count)
-            for group in dropped:
-                self.reject(group, "buffer_filter")
-        again = order[:count]
+        again = self._again(count, version)
         self._resume([s.index for g in again for s in g.pending if s.status in WHOLE], None)
         self._resume([s.index for g in again for s in g.pending if s.status not in WHOLE], version)
         fresh = [self._deal() for _ in range(count - len(again))]
@@ -180,12 +183,25 @@ class DataBuffer:
             rows = [(g.index, g.row, self.prompts.epoch, [s.index for s in g.pending]) for g in fresh]
             self._journal.lease(rows, self.prompts.cursor, self._next_rollout, version)
         for group in (*again, *fresh):
-            self._returned.pop(group.index, None)
-            self._in_flight[group.index] = group
-            group.leased_at = _leased_at(group, version)
+            group.leased_at = leased_at(group, version)
+            self._places.put(group, Place.IN_FLIGHT)
             for sample in group.pending:
                 sample.rollout_id = self._next_rollout
         return again + fresh
+
+    def _again(self, count: int, version: int) -> list[Group]:
+        """Returned groups that go out now."""
+
+        def urgency(group: Group) -> tuple[bool, int, int]:
+            return group.leased_at != leased_at(group, version), _last_if_none(self._deadline(group)), group.index
+
+        returned = self._places.groups[Place.RETURNED].values()
+        if self._select is None or not returned:
+            return heapq.nsmallest(count, returned, key=urgency)
+        order, dropped = self._select(sorted(returned, key=urgency), count)
+        for group in dropped:
+            self.reject(group, "buffer_filter")
+        return order[:count]
 
     def _resume(self, indices: list[int], version: int | None) -> None:
         """``version``: of the weights that continue them; None where only their rewards are to come."""
@@ -237,11 +253,11 @@ class DataBuffer:
         group.pending = [sample for sample in group.pending if sample.index not in done]
         group.partial = {i: siblings for i, siblings in group.partial.items() if i not in done}
         if not group.finished and not group.pending:
-            self._in_flight.pop(group.index, None)
+            self._places.remove(group)
 
     def accept(self, group: Group) -> None:
         """All of the group is finished and to be trained: it waits here for a rollout."""
-        self._waiting[group.index] = self._in_flight.pop(group.index)
+        self._places.put(group, Place.WAITING)
 
     def reject(self, group: Group, reason: str) -> None:
         """Nothing of the group is to be trained."""
@@ -249,8 +265,7 @@ class DataBuffer:
         if self._shape is not None and group.finished:
             self._rejected.append(group.finished)
         group.finished = []
-        for place in (self._in_flight, self._waiting, self._returned):
-            place.pop(group.index, None)
+        self._places.remove(group)
 
     def release(self, group: Group, *, keep: bool) -> None:
         """An unfinished group is to be dealt again. ``keep``: with what was generated of it; otherwise its unfinished
@@ -267,8 +282,7 @@ class DataBuffer:
         ]
         if not any(sample.response_length for sample in group.samples):
             group.leased_at = None  # it has nothing, and so no age
-        self._in_flight.pop(group.index, None)
-        self._returned[group.index] = group
+        self._places.put(group, Place.RETURNED)
 
     def _drop(self, reasons: dict[int, str]) -> None:
         by_reason: dict[str, list[int]] = collections.defaultdict(list)
@@ -284,19 +298,23 @@ class DataBuffer:
         """The groups of a rollout; None when too few are finished, or when one in flight must be among them."""
         self._next_rollout = rollout_id
         self._leave_out_what_is_too_late()
-        finished = [(self._deadline(group), index) for index, group in self._waiting.items()]
-        others = [*self._in_flight.values(), *(g for g in self._returned.values() if g.leased_at is not None)]
-        waited_for = [*(self._deadline(group) for group in others), *self._on_disk()]
-        indices = self.gate.choose(finished, waited_for, rollout_id)
-        if indices is None:
+        waiting = self._places.groups[Place.WAITING]
+        if len(waiting) < self.gate.batch or self._late(rollout_id) is not None:
             return None
+        others = self._deadlines(Place.IN_FLIGHT, Place.RETURNED) + self._on_disk()
+        pairs = ((self._deadline(group), index) for index, group in waiting.items())
+        indices = self.gate.choose(pairs, others, rollout_id)
+        assert indices is not None, "it was asked just now"
+        groups = [waiting[index] for index in sorted(indices)]
+        for group in groups:
+            self._places.remove(group)
         self._next_rollout = rollout_id + 1
-        return self._chosen(rollout_id, [self._waiting.pop(index) for index in sorted(indices)])
+        return self._chosen(rollout_id, groups)
 
     def supervised(self, rollout_id: int, groups: list[Group]) -> Chosen:
         """Groups that were leased and finished for this rollout."""
         for group in groups:
-            self._in_flight.pop(group.index)
+            self._places.remove(group)
         self._next_rollout = rollout_id + 1
         return self._chosen(rollout_id, groups)
 
@@ -309,12 +327,13 @@ class DataBuffer:
 
     def _leave_out_what_is_too_late(self) -> None:
         """Nothing, unless a resume has lowered the bound or a batch was dropped."""
-        idle = [*self._waiting.values(), *self._returned.values()]
-        aged = [(self._deadline(group), group.index) for group in idle if group.leased_at is not None]
-        late = {*self.gate.too_late(aged, self._next_rollout, self._on_disk())}
-        for group in idle:
-            if group.index in late:
-                self.reject(group, "stale")
+        places = Place.WAITING, Place.RETURNED
+        if self.gate.holds(self._deadlines(*places) + self._on_disk(), self._next_rollout):
+            return
+        idle = {index: group for place in places for index, group in self._places.groups[place].items()}
+        aged = [(self._deadline(group), index) for index, group in idle.items()]
+        for index in self.gate.too_late(aged, self._next_rollout, self._on_disk()):
+            self.reject(idle[index], "stale")
 
     def make(self, chosen: Chosen) -> Batch:
         """The batch, durable and BATCHED. Blocks for as long as the disk takes. DataError when nothing is left to
@@ -421,15 +440,6 @@ def _sample(index: int, group: int, row: PromptRow, rendered: Any) -> Sample:
 def _storable(sample: Sample) -> bool:
     """A reward that the generate function gave is judged only later."""
     return sample.reward is None or (isinstance(sample.reward, int | float | dict) and not unstorable(sample.reward))
-
-
-def _leased_at(group: Group, version: int) -> int:
-    """What the group counts its age from when it goes out at ``version``. A kill may have lost the weights that wrote
-    what it has: older ones that continue it make it older."""
-    if group.leased_at is None:
-        return version
-    ends = all(sample.status in WHOLE for sample in group.pending)
-    return group.leased_at if ends else min(group.leased_at, version)
 
 
 def _last_if_none(deadline: int | None) -> int:

@@ -15,12 +15,17 @@ that is still being generated would otherwise miss its last place. ``tests/buffe
 small states.
 """
 
+import collections
 import dataclasses
+import heapq
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Deadline = int | None
 """The last rollout that may train a group; None where there is no bound."""
+Counts = Mapping[int, int]
+"""Deadline -> groups that have it. Groups without one are left out."""
+NONE: Counts = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Gate:
         """The last rollout in which a group that was dealt at ``version`` may be trained."""
         return None if self.max_staleness is None else version + self.max_staleness
 
-    def may_deal(self, version: int, next_rollout: int, outstanding: Sequence[Deadline]) -> int:
+    def may_deal(self, version: int, next_rollout: int, outstanding: Counts) -> int:
         """How many more groups may be dealt at ``version``: each of ``outstanding`` and of these meets its deadline.
 
         ``sys.maxsize`` without a bound; 0 when the weights are too old for the next rollout already.
@@ -44,52 +49,59 @@ class Gate:
         new = self.deadline(version)
         if new is None:
             return sys.maxsize
-        later = {j for j in _bounded(outstanding) if j > new}
-        return max(0, min(self._room(j, next_rollout, outstanding) for j in {new, *later}))
+        return max(0, min(room for j, room in self._rooms(next_rollout, outstanding, [new]) if j >= new))
 
-    def choose(
-        self, finished: Sequence[tuple[Deadline, int]], in_flight: Sequence[Deadline], next_rollout: int
-    ) -> list[int] | None:
+    def late(self, finished: Counts, others: Counts, next_rollout: int) -> Deadline:
+        """The last deadline that some group would miss if ``next_rollout`` took the earliest of ``finished`` now, with
+        ``others`` to come; None when each can be met."""
+        left = collections.Counter(others)
+        taken = self.batch
+        for j in sorted(finished):
+            left[j] += max(0, finished[j] - taken)
+            taken = max(0, taken - finished[j])
+        return max((j for j, room in self._rooms(next_rollout + 1, left) if room < 0), default=None)
+
+    def choose(self, finished: Iterable[tuple[Deadline, int]], others: Counts, next_rollout: int) -> list[int] | None:
         """Indices of the ``finished`` (deadline, index) groups that ``next_rollout`` trains: earliest deadline first,
-        then by index. None: wait, because too few are finished, or because a group of ``in_flight`` would miss its
-        deadline if these were taken without it."""
-        if len(finished) < self.batch:
+        then by index. None: wait, because too few are finished, or because one of ``others``, which are to come, would
+        miss its deadline if these were taken without it."""
+        finished = list(finished)
+        if len(finished) < self.batch or self.late(counted(finished), others, next_rollout) is not None:
             return None
-        order = sorted(finished, key=lambda group: (sys.maxsize if group[0] is None else group[0], group[1]))
-        rest = [*in_flight, *(deadline for deadline, _ in order[self.batch :])]
-        if not self.holds(rest, next_rollout + 1):
-            return None
-        return [index for _, index in order[: self.batch]]
+        order = heapq.nsmallest(self.batch, ((sys.maxsize if j is None else j, index) for j, index in finished))
+        return [index for _, index in order]
 
-    def holds(self, outstanding: Sequence[Deadline], next_rollout: int) -> bool:
-        """Whether every outstanding group can still meet its deadline."""
-        return all(self._room(j, next_rollout, outstanding) >= 0 for j in set(_bounded(outstanding)))
+    def holds(self, outstanding: Counts, next_rollout: int) -> bool:
+        """Every outstanding group can still meet its deadline."""
+        return all(room >= 0 for _, room in self._rooms(next_rollout, outstanding))
 
     def too_late(
-        self, outstanding: Sequence[tuple[Deadline, int]], next_rollout: int, fixed: Sequence[Deadline] = ()
+        self, outstanding: Iterable[tuple[Deadline, int]], next_rollout: int, fixed: Counts = NONE
     ) -> list[int]:
         """Indices of those of ``outstanding`` (deadline, index) that must go so that the others meet their deadlines,
         beside ``fixed`` ones. Empty unless a resume has lowered ``max_staleness`` or ``batch``. As few as can be, the
         oldest of them."""
-        if self.holds([*fixed, *(deadline for deadline, _ in outstanding)], next_rollout):
-            return []
-        kept: list[tuple[Deadline, int]] = []
+        kept: list[tuple[int, int]] = []
+        counts = collections.Counter(fixed)
         gone: list[int] = []
-        for deadline, index in sorted(_with_bound(outstanding)):
+        for deadline, index in sorted((j, index) for j, index in outstanding if j is not None):
             kept.append((deadline, index))
-            if not self.holds([*fixed, *(d for d, _ in kept)], next_rollout):
-                gone.append(kept.pop(0)[1])
+            counts[deadline] += 1
+            if not self.holds(counts, next_rollout):
+                oldest, index = kept.pop(0)
+                counts[oldest] -= 1
+                gone.append(index)
         return gone
 
-    def _room(self, j: int, next_rollout: int, outstanding: Sequence[Deadline]) -> int:
-        """Places up to rollout ``j`` that no outstanding group needs; negative where there are too few."""
-        places = max(0, j - next_rollout + 1) * self.batch
-        return places - sum(deadline <= j for deadline in _bounded(outstanding))
+    def _rooms(self, next_rollout: int, outstanding: Counts, also: Sequence[int] = ()) -> Iterator[tuple[int, int]]:
+        """Each deadline of ``outstanding`` and ``also``, ascending, and the places up to that rollout which no
+        outstanding group needs; negative where there are too few."""
+        needed = 0
+        for j in sorted({*outstanding, *also}):
+            needed += outstanding.get(j, 0)
+            yield j, max(0, j - next_rollout + 1) * self.batch - needed
 
 
-def _bounded(deadlines: Iterable[Deadline]) -> list[int]:
-    return [deadline for deadline in deadlines if deadline is not None]
-
-
-def _with_bound(groups: Iterable[tuple[Deadline, int]]) -> list[tuple[int, int]]:
-    return [(deadline, index) for deadline, index in groups if deadline is not None]
+def counted(groups: Iterable[tuple[Deadline, int]]) -> collections.Counter[int]:
+    """How many of the (deadline, index) groups have each deadline."""
+    return collections.Counter(deadline for deadline, _ in groups if deadline is not None)

@@ -26,6 +26,7 @@ class Buffer[C, B](Protocol):
     @property
     def waiting(self) -> int: ...
     def room(self, version: int) -> int: ...
+    def owed(self, rollout_id: int) -> int: ...
     def lease(self, count: int, *, version: int) -> list[Group]: ...
     def generated(self, group: Group, samples: list[Sample]) -> None: ...
     def finish(self, group: Group, samples: list[Sample], failed: dict[int, str]) -> None: ...
@@ -160,15 +161,19 @@ class Collector[C, B]:
         in_flight = len(self._tasks)
         if self._flows:
             left = len(self._to_come) * self.batch - in_flight - self.buffer.waiting
-            wanted = min(self.slots - in_flight, left)
             if self.buffer.waiting >= self.batch:
-                wanted = 0  # the trainer has its next batch; what is begun now would only be older when it is trained
+                left = self._owed()  # the trainer has its next batch: others would only be older when they are trained
+            wanted = min(self.slots - in_flight, left)
         elif self._wanted is not None:
             have = in_flight + self.buffer.waiting
-            wanted = self.burst - have if have < self.batch else 0
+            wanted = self.burst - have if have < self.batch else self._owed()
         else:
             return 0
-        return min(wanted, self.buffer.room(self.version))
+        return min(wanted, self.buffer.room(self.version)) if wanted > 0 else 0
+
+    def _owed(self) -> int:
+        """Groups that were given back, and without which the rollout that waits cannot be taken."""
+        return self.buffer.owed(self._wanted) if self._wanted is not None else 0
 
     def _fill(self) -> None:
         if self._ending or self._stopped or self._failure is not None:

@@ -25,6 +25,7 @@ from slime_cli.buffer.batch import Batch
 from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Journal
+from slime_cli.buffer.places import Place
 from slime_cli.buffer.types import Fate, Group, PromptRow, Sample, Status, executions
 from slime_cli.manifests.layout import version_name
 
@@ -361,7 +362,7 @@ class ForgetsWhatIsOnDisk(DataBuffer):
     """Deals into rollouts that have their batches."""
 
     def _on_disk(self):
-        return []
+        return collections.Counter()
 
 
 class ForgetsToSay(DataBuffer):
@@ -390,8 +391,9 @@ class AsNew(DataBuffer):
     """Counts a group's age anew each time that it goes out."""
 
     def lease(self, count, *, version):
-        for group in self._returned.values():
+        for group in [*self._places.groups[Place.RETURNED].values()]:
             group.leased_at = None
+            self._places.put(group, Place.RETURNED)
         return super().lease(count, version=version)
 
 
@@ -401,7 +403,7 @@ class TakesTwice(DataBuffer):
     def choose(self, rollout_id):
         chosen = super().choose(rollout_id)
         if chosen is not None:
-            self._waiting[chosen.groups[0].index] = chosen.groups[0]
+            self._places.put(chosen.groups[0], Place.WAITING)
         return chosen
 
 

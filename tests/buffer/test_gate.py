@@ -17,6 +17,7 @@ Broken gates, and broken uses of it, are each caught by one of these.
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -78,12 +79,12 @@ class Model:
         return [NEXT + j for j in state.replays for _ in range(self.batch)]
 
     def may_deal(self, state: State) -> int:
-        return self.gate.may_deal(NEXT - state.lag, NEXT, [*self.outstanding(state), *self.replayed(state)])
+        return self.gate.may_deal(NEXT - state.lag, NEXT, Counter([*self.outstanding(state), *self.replayed(state)]))
 
     def choose(self, state: State) -> list[int] | None:
         finished = [(self.gate.deadline(NEXT - age), i) for i, age in enumerate(state.finished)]
         waiting = [self.gate.deadline(NEXT - age) for age in (*state.in_flight, *state.released)]
-        return self.gate.choose(finished, [*waiting, *self.replayed(state)], NEXT)
+        return self.gate.choose(finished, Counter([*waiting, *self.replayed(state)]), NEXT)
 
     def may_continue(self, age: int, state: State) -> bool:
         """Weights that are older than its own, as a kill leaves them, make a group older: it needs a place anew."""
@@ -241,7 +242,9 @@ class LooksAtItsOwnDeadlineOnly(Gate):
 
     def may_deal(self, version, next_rollout, outstanding):
         new = self.deadline(version)
-        return super().may_deal(version, next_rollout, [deadline for deadline in outstanding if deadline <= new])
+        return super().may_deal(
+            version, next_rollout, {deadline: n for deadline, n in outstanding.items() if deadline <= new}
+        )
 
 
 class OneRolloutTooOld(Gate):
@@ -255,7 +258,7 @@ class WaitsForNobody(Gate):
     """Forgets in ``choose`` what is still in flight."""
 
     def choose(self, finished, in_flight, next_rollout):
-        return super().choose(finished, (), next_rollout)
+        return super().choose(finished, {}, next_rollout)
 
 
 class ABarrier(Gate):
@@ -301,7 +304,7 @@ class IgnoresTheNextRollout(Gate):
     """Waits only for groups that are due now, not for more of them than later rollouts have places."""
 
     def choose(self, finished, in_flight, next_rollout):
-        return super().choose(finished, [d for d in in_flight if d <= next_rollout], next_rollout)
+        return super().choose(finished, {d: n for d, n in in_flight.items() if d <= next_rollout}, next_rollout)
 
 
 class CountsFromTheFinish(Model):
@@ -310,7 +313,7 @@ class CountsFromTheFinish(Model):
     def choose(self, state: State) -> list[int] | None:
         finished = [(self.gate.deadline(NEXT - state.lag), i) for i in range(len(state.finished))]
         waiting = [self.gate.deadline(NEXT - state.lag) for _ in (*state.in_flight, *state.released)]
-        return self.gate.choose(finished, waiting, NEXT)
+        return self.gate.choose(finished, Counter(waiting), NEXT)
 
 
 class ForgetsWhatIsFinished(Model):
@@ -370,19 +373,19 @@ def test_the_checker_catches(broken):
 def test_without_a_bound_everything_may_be_dealt_and_a_rollout_takes_the_first_dealt():
     gate = Gate(2, None)
     assert gate.deadline(7) is None
-    assert gate.may_deal(7, 900, [None] * 50) == sys.maxsize
-    assert gate.choose([(None, 5), (None, 1), (None, 3)], [None] * 9, 900) == [1, 3]
-    assert gate.choose([(None, 5)], [], 900) is None
+    assert gate.may_deal(7, 900, {}) == sys.maxsize
+    assert gate.choose([(None, 5), (None, 1), (None, 3)], {}, 900) == [1, 3]
+    assert gate.choose([(None, 5)], {}, 900) is None
     assert gate.too_late([(None, 5), (None, 1)], 900) == []
 
 
 def test_weights_that_are_too_old_for_the_next_rollout_deal_nothing():
-    assert Gate(4, 1).may_deal(version=0, next_rollout=2, outstanding=[]) == 0
-    assert Gate(4, 1).may_deal(version=0, next_rollout=1, outstanding=[]) == 4
+    assert Gate(4, 1).may_deal(version=0, next_rollout=2, outstanding={}) == 0
+    assert Gate(4, 1).may_deal(version=0, next_rollout=1, outstanding={}) == 4
 
 
 def test_the_oldest_go_when_a_lowered_bound_leaves_too_few_places():
     gate = Gate(2, 1)
     assert gate.too_late([(4, 0), (5, 1), (5, 2), (5, 3), (6, 4), (6, 5)], next_rollout=5) == [0, 1]
     assert gate.too_late([(5, 1), (5, 2), (6, 4), (6, 5)], next_rollout=5) == []
-    assert gate.too_late([(5, 1), (5, 2), (6, 4)], next_rollout=5, fixed=[6, 6]) == [1]
+    assert gate.too_late([(5, 1), (5, 2), (6, 4)], next_rollout=5, fixed={6: 2}) == [1]

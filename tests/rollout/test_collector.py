@@ -13,7 +13,10 @@ import types
 
 import pytest
 
-from slime_cli.buffer.types import Group, Sample, Status
+from slime_cli.buffer.buffer import DataBuffer
+from slime_cli.buffer.gate import Gate
+from slime_cli.buffer.journal import Journal
+from slime_cli.buffer.types import Group, PromptRow, Sample, Status
 from slime_cli.errors import DataError, UsageError
 from slime_cli.rollout.client import Hold, RouterClient
 from slime_cli.rollout.collector import Collector
@@ -41,6 +44,9 @@ class Memory:
 
     def room(self, version):
         return self.most - self.in_flight - self.waiting
+
+    def owed(self, rollout_id):
+        return 0
 
     def lease(self, count, *, version):
         out = self.again[:count]
@@ -320,3 +326,47 @@ async def test_what_was_cancelled_by_nobody_s_order_ends_the_take():
     collector, _, _ = made(Cancelling())
     with pytest.raises(RuntimeError, match="group 0 waited for something that was cancelled"):
         await asyncio.wait_for(collector.take(0), 5)
+
+
+async def test_a_group_that_was_given_back_is_begun_in_its_last_rollout_though_enough_others_are_finished(tmp_path):
+    """Partial rollouts with a bound of 2, over the genuine buffer: group 0 is given back by two rollouts, whose younger
+    groups are finished meanwhile."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    row = PromptRow("?", None, {}, "rows.jsonl", 1)
+    rows = type("Rows", (list,), {"name": "rows"})([row] * 50)
+    dealing = dict(samples_per_prompt=1, shuffle=False, seed=0, folder=tmp_path)
+    rendered = types.SimpleNamespace(text="?", tokens=[1])
+    buffer = DataBuffer(journal, rows, gate=Gate(2, 2), render=lambda row: rendered, **dealing)
+    buffer.make = lambda chosen: [group.index for group in chosen.groups]
+    generator = Partial(slow=[0, 1, 2, 3])
+    loop = asyncio.get_running_loop()
+    client = RouterClient("http://127.0.0.1:9", 8, abort=lambda: loop.call_soon_threadsafe(generator.aborted.set))
+    collector = Collector(generator, buffer, client, batch=2, burst=6, slots=100, keep_partial=True)
+    got = []
+    for rollout_id in range(3):
+        generator.aborted.clear()
+        task = asyncio.create_task(collector.take(rollout_id))
+        await settle()
+        if rollout_id == 1:
+            generator.ready[2].set()
+            generator.ready[3].set()  # by its bound, this rollout waits for two of the four
+        if rollout_id == 2:
+            assert not task.done() and buffer.waiting == 2, "enough are finished, and two more must be among them"
+            generator.ready[0].set()
+            generator.ready[1].set()
+        got.append(await asyncio.wait_for(task, 5))
+        collector.published(rollout_id + 1)
+    await collector.stop()
+    buffer.close()
+    assert got == [[4, 5], [2, 3], [0, 1]]
+
+
+class Partial(Scripted):
+    """What is cut off has a token, and continues."""
+
+    async def answered(self, group, params=None, *, ends, generated):
+        found = await super().answered(group, params, ends=ends, generated=generated)
+        for sample in (*found.whole, *found.unfinished):
+            sample.tokens, sample.response_length, sample.rollout_log_probs = [1, 2], 1, [-1.0]
+            sample.reward = 1.0
+        return found

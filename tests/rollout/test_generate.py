@@ -12,6 +12,7 @@ import pytest
 from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Journal
+from slime_cli.buffer.places import Place
 from slime_cli.buffer.types import PromptRow, Sample, Status, executions
 from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.rewards.rewards import RewardPool
@@ -606,7 +607,7 @@ async def test_a_trajectory_that_fanned_out_is_given_back_with_one_of_its_group_
         )
         (first,) = await collector.take(0)
         assert first.index == 1
-        (group,) = buffer._returned.values()
+        (group,) = buffer._places.groups[Place.RETURNED].values()
         assert [s.index for s in group.pending] == [0, 1] and [len(s) for s in group.partial.values()] == [2] * keep
         (second,) = await collector.take(1)
         await collector.stop()
@@ -671,6 +672,6 @@ async def test_what_is_cancelled_before_it_was_checked_is_not_kept(path, journal
             Generator(args, ends, rewards), buffer, ends, batch=1, burst=2, slots=9, keep_partial=True
         )
         assert [group.index for group in await collector.take(0)] == [1]
-        (group,) = buffer._returned.values()
+        (group,) = buffer._places.groups[Place.RETURNED].values()
         await collector.stop()
     assert group.pending[0].response_length == 0 and group.pending[0].metadata == {}
