@@ -1,30 +1,34 @@
 """Proof that engines hold a version, by the sums that they report of their own tensors. Torch-free until a cast is due.
 
-An engine names its version (``/model_info``) and sums up each tensor that it holds (``/weights_checker``). Where one
-rank holds the whole model on a CPU, those are SHA-256 over the same bytes that were published, so they are compared
-with the version's manifest; a tensor that the engine fuses of several, pads or casts is read and summed up a chunk at a
-time. Sums of tensor parallel ranks or of a GPU are of other bytes or by another function: nothing is read for those,
-and engines are compared with each other. The proof says which of these was shown.
+An engine names its version (``/model_info``) and sums up each tensor that each of its ranks holds
+(``/weights_checker``). What a rank should hold follows from the version: its tensors are read a chunk at a time, cut,
+fused, padded and cast as the engine does (:mod:`slime_cli.weights.held`), and summed up by the engine's own function
+(:mod:`slime_cli.weights.sums`); on one CPU rank most of that is in the manifest already. Where layout or function are
+not known, quantised models and mixtures of experts among them, nothing is read and engines are compared with each
+other. The proof says which of these was shown: agreement is not equality with what was published.
 """
 
+import concurrent.futures
+import functools
 import hashlib
-import re
+import os
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from slime_cli import engine_api
 from slime_cli.errors import DataError, EngineError
 from slime_cli.manifests.proof import Proof
+from slime_cli.models import architecture
+from slime_cli.weights import held, sums
+from slime_cli.weights.held import Rank
 from slime_cli.weights.transport import Version
 
-FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-"""How SGLang's dense models name what HF keeps apart, in the order in which they put it together, row under row."""
-_PADDED = re.compile(r"(.*\.)?(embed_tokens|lm_head)\.weight")
-_ROWS = 64
-"""SGLang pads the vocabulary to a multiple of these."""
 _CHECK_TIMEOUT = 1800.0
+_FLOATS = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Dtypes in which an engine keeps a tensor as it was sent, or casts it; bytes of an element."""
+_OTHER_LAYOUTS = {"enable_dp_attention": False, "ep_size": 1, "moe_dense_tp_size": None}
+"""Options of an engine by which its ranks share tensors in other ways than :mod:`slime_cli.weights.held` knows."""
 
 
 def reported(url: str) -> str | None:
@@ -46,16 +50,17 @@ def unchanged(held: Mapping[str, str]) -> None:
 def verify(version: Version, urls: Sequence[str]) -> list[Proof]:
     """One proof an engine. Raises EngineError when one reports another version, or other weights than were published or
     than another engine reports."""
-    sums = Sums(version)
+    expected = Sums(version)
     first: list[dict[str, str]] | None = None
     proofs = []
     for url in urls:
-        if (found := reported(url)) != version.name:
+        info = engine_api.get(url, "/model_info")
+        if (found := info.get("weight_version")) != version.name:
             raise EngineError(f"{url} reports weight version {found!r}, not {version.name!r}", "sync it again")
-        ranks = _rank_sums(url)
+        answer = engine_api.require(url, "/weights_checker", {"action": "checksum"}, _CHECK_TIMEOUT).json()["ranks"]
         server = engine_api.get(url, "/server_info")
-        comparable = len(ranks) == 1 and server.get("device") == "cpu"
-        shown = comparable and _compare(url, sums, ranks[0], engine_api.dtype(server))
+        ranks = [rank["checksums"] for rank in answer]
+        shown = _compare(url, expected, answer, server, info.get("model_path") or "")
         if first is not None and ranks != first:
             raise EngineError(
                 f"{url} and {urls[0]} hold different weights after loading {version.name}", "sync them again"
@@ -66,63 +71,97 @@ def verify(version: Version, urls: Sequence[str]) -> list[Proof]:
     return proofs
 
 
-def _rank_sums(url: str) -> list[dict[str, str]]:
-    """For each rank of the engine: tensor -> sum."""
-    answer = engine_api.require(url, "/weights_checker", {"action": "checksum"}, _CHECK_TIMEOUT)
-    return [rank["checksums"] for rank in answer.json()["ranks"]]
-
-
-def _compare(url: str, sums: "Sums", held: dict[str, str], dtype: str) -> bool:
-    """Whether every tensor was compared with a published one. Raises EngineError where one differs."""
-    expected = {name: sums.of(name, dtype) for name in held}
-    wrong = sorted(name for name, found in held.items() if expected[name] and found not in expected[name])
+def _compare(url: str, expected: "Sums", answer: list[dict[str, Any]], server: dict[str, Any], model: str) -> bool:
+    """Whether every tensor of every rank was compared with published ones. Raises EngineError where one differs."""
+    function = sums.function(server)
+    ranks = _ranks(answer, server, model)
+    if function is None or ranks is None or not expected.plain:
+        return False
+    dtype = engine_api.dtype(server)
+    names = sorted({name for rank in answer for name in rank["checksums"]})
+    # A manifest has most sums of a CPU; on a GPU each tensor is read and summed up, on as many cores as there are.
+    workers = 1 if function is sums.Sha else min(8, os.cpu_count() or 1)
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        found = dict(zip(names, pool.map(lambda name: expected.of(name, dtype, function, ranks), names), strict=True))
+    wrong: set[str] = set()
+    for index, rank in enumerate(answer):
+        wrong |= {n for n, s in rank["checksums"].items() if found[n][index] and s not in found[n][index]}
     if wrong:
         raise EngineError(
-            f"{url} holds other weights than {sums.version.name} in {len(wrong)} tensors, {wrong[0]} first",
+            f"{url} holds other weights than {expected.version.name} in {len(wrong)} tensors, {min(wrong)} first",
             "sync it again",
         )
-    return all(expected.values())
+    return all(found[name][index] for index, rank in enumerate(answer) for name in rank["checksums"])
+
+
+def _ranks(answer: list[dict[str, Any]], server: dict[str, Any], model: str) -> list[Rank] | None:
+    """The engine's ranks; None where it is not known how they share tensors."""
+    if any(server.get(option, plain) != plain for option, plain in _OTHER_LAYOUTS.items()):
+        return None
+    if len(answer) == 1:
+        return [Rank()]
+    told = [rank.get("parallelism_info") for rank in answer]
+    if not all(told):
+        return None
+    heads = _kv_heads(model)
+    return [Rank(one["tp_rank"], one["tp_size"], heads) for one in told if one]
+
+
+@functools.cache
+def _kv_heads(model: str) -> int:
+    """Heads of keys and values of the model in a folder; 0 where it cannot be read here."""
+    if not (pathlib.Path(model) / "config.json").is_file():
+        return 0
+    config = architecture.read_config(model)
+    return config.get("num_key_value_heads") or config.get("num_attention_heads") or 0
 
 
 class Sums:
-    """What an unsharded engine on a CPU would report of a version's tensors, computed once for all engines."""
+    """What the ranks of an engine would report of a version's tensors, computed once for all engines."""
 
     def __init__(self, version: Version):
         self.version = version
-        self._found: dict[tuple[str, str], frozenset[str]] = {}
+        self.plain = all(tensor.dtype in _FLOATS for tensor in version.manifest.tensors.values())
+        """Nothing is quantised: an engine repacks such tensors, or sums up what they stand for."""
+        self._found: dict[tuple, list[frozenset[str]]] = {}
 
-    def of(self, name: str, dtype: str) -> frozenset[str]:
-        """Sums that the engine's tensor ``name`` may have when it computes in ``dtype``; empty when no published tensor
-        is known to be it. Two where the version has another dtype: engines keep some tensors (a router's bias) as they
-        are.
+    def of(self, name: str, dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]) -> list[frozenset[str]]:
+        """For each rank the sums that its tensor ``name`` may have when it computes in ``dtype``; empty when no
+        published tensor is known to be it. Two where the version has another dtype: engines keep some tensors (a
+        router's bias) as they are.
         """
-        if (name, dtype) not in self._found:
-            self._found[name, dtype] = self._sums(name, dtype)
-        return self._found[name, dtype]
+        key = (name, dtype, function, tuple(ranks))
+        if key not in self._found:
+            self._found[key] = self._sums(name, dtype, function, ranks)
+        return self._found[key]
 
-    def _sums(self, name: str, dtype: str) -> frozenset[str]:
+    def _sums(self, name: str, dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]) -> list[frozenset[str]]:
         tensors = self.version.manifest.tensors
-        parts = parts_of(name)
+        parts = held.parts_of(name)
         if any(part not in tensors for part in parts):
-            return frozenset()
+            return [frozenset()] * len(ranks)
+        cuts = [tuple(held.cut(part, tensors[part].shape, rank) for part in parts) for rank in ranks]
+        known = [cut for cut in dict.fromkeys(cuts) if None not in cut]
         published = {tensors[part].dtype for part in parts}
         dtypes = published if dtype == "auto" else {dtype, *published}
-        padding = _padding(name, tensors[parts[0]].shape)
-        return frozenset(self._sum(parts, wanted, padding) for wanted in dtypes)
+        found = [dict(zip(known, self._of_cuts(parts, known, wanted, function), strict=True)) for wanted in dtypes]
+        return [frozenset(by_cut[cut] for by_cut in found if cut in by_cut) for cut in cuts]
 
-    def _sum(self, parts: Sequence[str], dtype: str, padding: int) -> str:
-        tensors = self.version.manifest.tensors
-        if len(parts) == 1 and not padding and tensors[parts[0]].dtype == dtype:
-            return tensors[parts[0]].checksum
-        whole = hashlib.sha256()
-        size = 0
-        for part in parts:
-            for chunk in self._chunks(part):
-                held = cast(chunk, tensors[part].dtype, dtype)
-                whole.update(held)
-                size += len(held)
-        whole.update(bytes(size // tensors[parts[0]].shape[0] * padding if padding else 0))
-        return shortened(whole)
+    def _of_cuts(
+        self, parts: Sequence[str], cuts: Sequence[tuple[Any, ...]], dtype: str, function: type[sums.Sum]
+    ) -> list[str]:
+        """The sum of each of ``cuts`` (one of every part) in ``dtype``. Every part is read once."""
+        first = self.version.manifest.tensors[parts[0]]
+        whole = held.Cut(0, 0, first.shape[0] if first.shape else 1)
+        if function is sums.Sha and len(parts) == 1 and first.dtype == dtype and set(cuts) <= {(whole,)}:
+            return [first.checksum] * len(cuts)
+        out = [function() for _ in cuts]
+        for place, part in enumerate(parts):
+            tensor = self.version.manifest.tensors[part]
+            wanted = [cut[place] for cut in cuts]
+            for index, piece in held.kept(self._chunks(part), tensor.shape, _FLOATS[tensor.dtype], wanted):
+                out[index].update(cast(piece, tensor.dtype, dtype))
+        return [found.text() for found in out]
 
     def _chunks(self, tensor: str) -> Iterator[bytes]:
         """Raises DataError when what is read is not what was published."""
@@ -135,19 +174,6 @@ class Sums:
                 f"{self.version.name}: {tensor} is not what was published, its bytes have changed since",
                 "publish the version again",
             )
-
-
-def parts_of(name: str) -> list[str]:
-    """HF names of the tensors that the engine's tensor ``name`` is made of."""
-    for fused, parts in FUSED.items():
-        if f".{fused}." in name:
-            return [name.replace(fused, part) for part in parts]
-    return [name]
-
-
-def _padding(name: str, shape: Sequence[int]) -> int:
-    """Rows of zeros that the engine adds."""
-    return -shape[0] % _ROWS if shape and _PADDED.fullmatch(name) else 0
 
 
 def cast(chunk: bytes, dtype: str, wanted: str) -> bytes:

@@ -4,6 +4,8 @@
 2. Other weights than published, or than another engine's, are an error.
 3. Nothing is read where sums cannot be compared; else only what the engine fuses, pads or casts, a chunk at a time.
 4. What is read is itself compared with what was published.
+5. So are the shards of tensor parallel ranks, and what a GPU sums up; quantised weights and layouts that are not known
+   never count as verified.
 """
 
 import hashlib
@@ -15,7 +17,8 @@ import torch
 from slime_cli import manifests
 from slime_cli.errors import DataError, EngineError
 from slime_cli.manifests import proof
-from slime_cli.weights import publish, verification
+from slime_cli.weights import publish, sums, verification
+from slime_cli.weights.held import FUSED
 from slime_cli.weights.transports import disk
 from tests import checkpoints
 from tests.scripted_engine import ScriptedEngine
@@ -207,7 +210,7 @@ def test_two_chunks_of_a_model_are_in_memory_at_most_and_each_tensor_is_read_onc
     counting = Counting(tensors, chunk=1024)
     held = {}
     for layer in layers:
-        for fused, names in verification.FUSED.items():
+        for fused, names in FUSED.items():
             joined = torch.cat([tensors[f"{layer}{name}.weight"] for name in names])
             held[f"{layer}{fused}.weight"] = publish.checksum(joined)
     proofs = verification.verify(counting, [engine_with(held).url for _ in range(3)])
@@ -250,3 +253,60 @@ def test_bytes_that_changed_on_the_disk_since_they_were_published_prove_nothing(
     file.write_bytes(bytes(data[:-8]))
     with pytest.raises(DataError, match="model.safetensors: no .*gate_proj"):
         verification.verify(version, [engine.url])
+
+
+# -- 5 -----------------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(tensor):
+    summed = sums.Tiles()
+    summed.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return summed.text()
+
+
+def two_ranks(tensors, add):
+    """What two tensor parallel ranks hold of a layer, summed up by ``add``, as ``/weights_checker`` answers."""
+    q, k, v, o = (tensors[f"{PREFIX}{part}.weight"] for part in ("q_proj", "k_proj", "v_proj", "o_proj"))
+    ranks = []
+    for place in range(2):
+        found = {
+            f"{PREFIX}qkv_proj.weight": add(torch.cat([part.chunk(2)[place] for part in (q, k, v)])),
+            f"{PREFIX}o_proj.weight": add(o.chunk(2, 1)[place]),
+            "model.norm.weight": add(tensors["model.norm.weight"]),
+        }
+        told = {"tp_rank": place, "tp_size": 2}
+        ranks.append({"checksums": found, "parallelism_info": told})
+    return {"ranks": ranks}
+
+
+@pytest.mark.parametrize(("device", "add"), [("cuda", on_gpu), ("cpu", publish.checksum)])
+def test_shards_of_tensor_parallel_ranks_are_compared_on_every_device(tmp_path, device, add):
+    shapes = {"q_proj": (16, 8), "k_proj": (8, 8), "v_proj": (8, 8), "o_proj": (8, 16)}
+    tensors = {f"{PREFIX}{part}.weight": torch.randn(shape) for part, shape in shapes.items()}
+    tensors["model.norm.weight"] = torch.randn(8)
+    model = checkpoints.write(tmp_path / "model", num_key_value_heads=2)
+    engine = engine_with({}, device=device, dtype="bfloat16", version="0.5.16")
+    engine.answers["/model_info"]["model_path"] = str(model)
+    engine.answers["/weights_checker"] = answer = two_ranks(tensors, lambda t: add(t.bfloat16()))
+    version = Counting(tensors, 128)
+    assert [p.kind for p in verification.verify(version, [engine.url])] == ["checksum"]
+    assert sorted(set(version.read)) == sorted(tensors)
+    other = tensors | {f"{PREFIX}k_proj.weight": tensors[f"{PREFIX}k_proj.weight"].roll(1, 0)}
+    changed = two_ranks(other, lambda t: add(t.bfloat16()))
+    engine.answers["/weights_checker"] = {"ranks": [answer["ranks"][0], changed["ranks"][1]]}
+    with pytest.raises(EngineError, match="qkv_proj"):
+        verification.verify(version, [engine.url])
+
+
+@pytest.mark.parametrize(
+    "given", [dict(version="0.5.99"), dict(enable_dp_attention=True), dict(ep_size=2), dict(moe_dense_tp_size=1)]
+)
+def test_an_engine_of_another_layout_or_function_does_not_count_as_verified(version, given):
+    engine = engine_with(OPAQUE, device="cuda", **({"version": "0.5.16"} | given))
+    assert [p.kind for p in verification.verify(version, [engine.url])] == ["version"]
+
+
+def test_quantised_weights_do_not_count_as_verified():
+    tensors = {"o_proj.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "norm.weight": torch.ones(4)}
+    engine = engine_with(dict.fromkeys(tensors, "00"), dtype="bfloat16")
+    assert [p.kind for p in verification.verify(Counting(tensors, 64), [engine.url])] == ["version"]
