@@ -16,16 +16,13 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 
 from collections.abc import Sequence
 
-from slime_cli import plain
-
-ENOUGH = 3
-"""Interruptions that are left to whatever is running; the next one ends the process."""
+from slime_cli import interrupts, plain
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     plain.replace_unprintable()
-    _end_as_by_ctrl_c()
-    sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
+    interrupts.listen()
+    interrupts.leave(run(sys.argv[1:] if argv is None else list(argv)))
 
 
 def run(argv: list[str]) -> int:
@@ -51,29 +48,6 @@ def run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         _say("interrupted", "")
         return Interrupted.exit_code
-
-
-def _end_as_by_ctrl_c() -> None:
-    """A batch system's SIGTERM and a closed terminal's SIGHUP too: what was begun is taken away, children are ended.
-
-    What the caller has this process ignore (``nohup``) stays ignored. A user's function that catches everything never
-    lets one through: who insists is heard, and a run resumes from that as from ``kill -9``.
-    """
-    from slime_cli.errors import Interrupted
-
-    heard = 0
-
-    def interrupt(number: int, frame: object) -> None:
-        nonlocal heard
-        heard += 1
-        if heard > ENOUGH:
-            os.write(2, b"error: interrupted, and what was running did not end by itself\n")
-            os._exit(Interrupted.exit_code)  # children end with this process
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, interrupt)
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from slime_cli import manifests
+from slime_cli import event_loop, manifests
 from slime_cli.cluster.cluster import Cluster
 from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
@@ -54,8 +54,8 @@ class Run:
 
     def run(self, conclude: Callable[[list[PhaseResult]], dict[str, Any]]) -> dict[str, Any]:
         """Every phase to its end; what ``conclude`` makes of their results, before anything is stopped."""
-        with contextlib.closing(self.tracer), asyncio.Runner() as runner:
-            return runner.run(self._run(conclude))
+        with contextlib.closing(self.tracer):
+            return event_loop.run(self._run(conclude))
 
     async def _run(self, conclude: Callable[[list[PhaseResult]], dict[str, Any]]) -> dict[str, Any]:
         phases = folders.stages(self.resolved, self.run_dir)

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from slime_cli import processes
+from slime_cli import interrupts, processes
 from slime_cli.cluster import join
 from slime_cli.cluster.learner import Learner
 from slime_cli.cluster.trainer_actor import TrainerRank
@@ -84,7 +84,8 @@ class Cluster:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.ray.shutdown()
+        with interrupts.kept():
+            self.ray.shutdown()
 
     def _strategy(self, bundle: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

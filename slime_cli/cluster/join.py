@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from slime_cli import processes
+from slime_cli import interrupts, processes
 from slime_cli.errors import EngineError
 
 _WORKERS = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # engines and ranks pick their device by its index
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",  # Ray puts workers behind everything else; these are the work
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that outlives a run's Ray starts none of its own
 }
 _IS_IT_THERE = "`ray status --address {}` says whether it runs; unset RAY_ADDRESS to let the run start a Ray of its own"
 _ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -56,7 +57,7 @@ def start(folder: pathlib.Path, cores: int) -> Any:
 
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with contextlib.chdir(folder), _quiet(folder / "ray.log"):
+        with contextlib.chdir(folder), _quiet(folder / "ray.log"), interrupts.kept():
             ray.init(**settings)
     except Exception as error:
         raise _explained(error, joined) from None

@@ -5,7 +5,7 @@ import pathlib
 import time
 from collections.abc import Callable
 
-from slime_cli import disk, installed, manifests
+from slime_cli import disk, installed, interrupts, manifests
 from slime_cli.commands import arguments, preflight
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
@@ -68,9 +68,10 @@ def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str, warnings: list
     except KeyboardInterrupt:
         screen.say("stopping")
     finally:
-        fleet.stop()
-        path.unlink(missing_ok=True)
-        claim.beside(path).unlink(missing_ok=True)
+        with interrupts.undisturbed():
+            fleet.stop()
+            path.unlink(missing_ok=True)
+            claim.beside(path).unlink(missing_ok=True)
     return 0
 
 

@@ -185,9 +185,9 @@ def test_a_signal_that_ends_a_command_is_an_interruption(number):
 
 DEAF = """
 import signal
-from slime_cli import __main__ as cli
+from slime_cli import interrupts
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit an ignored Ctrl-C
-cli._end_as_by_ctrl_c()
+interrupts.listen()
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
     try:
         signal.raise_signal(number)
