@@ -58,7 +58,7 @@ class Run:
             return event_loop.run(self._run(conclude))
 
     async def _run(self, conclude: Callable[[list[PhaseResult]], dict[str, Any]]) -> dict[str, Any]:
-        phases = folders.stages(self.resolved, self.run_dir)
+        phases = folders.phases(self.resolved, self.run_dir)
         finished: list[PhaseResult] = []
         async with contextlib.AsyncExitStack() as stack:
             shared = await self._start(phases, stack)
@@ -72,7 +72,7 @@ class Run:
                 previous = phase.final_checkpoint()
             return conclude(finished)
 
-    async def _start(self, phases: list[folders.StageOf], stack: contextlib.AsyncExitStack) -> Shared:
+    async def _start(self, phases: list[folders.PhaseOf], stack: contextlib.AsyncExitStack) -> Shared:
         """Engines begin to start now and are waited for when the first phase needs them."""
         source = self.resolved.slime.hf_checkpoint
         self.model = str(tiny.make(source, self.run_dir / layout.MODEL)) if source.startswith(tiny.PREFIX) else source
@@ -143,7 +143,7 @@ class Run:
             s = self.resolved.slime
             in_flight = s.sglang_server_concurrency * len(self.endpoint.engines)
             streams = any(
-                phase.slime.in_flight == "pause" for _, phase, _ in folders.stages(self.resolved, self.run_dir)
+                phase.slime.in_flight == "pause" for _, phase, _ in folders.phases(self.resolved, self.run_dir)
             )
             self.client = RouterClient(
                 self.endpoint.router_url,

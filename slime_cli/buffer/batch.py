@@ -8,14 +8,14 @@ import collections
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from slime_cli import manifests
 from slime_cli.buffer.batch_files import read_parquet, to_parquet
 from slime_cli.buffer.columns import TrainBatch
-from slime_cli.buffer.types import Sample, executions
+from slime_cli.buffer.types import Sample, trajectories
 from slime_cli.errors import DataError
 from slime_cli.manifests import layout
 
@@ -25,7 +25,7 @@ _DROPPED = "dropped:"
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What one rollout trains."""
+    """The samples of one rollout, which are trained together."""
 
     rollout_id: int
     samples: list[Sample]
@@ -37,12 +37,24 @@ class Batch:
     folder: pathlib.Path
     replayed: bool
     """An earlier attempt made it."""
+    ages: Mapping[int, int]
+    """Trajectory -> how many rollouts the engines' weights were trained on when its group was leased."""
 
     def staleness(self, step: int, steps_per_rollout: int) -> np.ndarray:
         """Rollouts that were trained between the oldest token of each sample and ``step``, whose weights the batch's
-        first optimizer step begins with; int64 [N], 0 where no version is known."""
-        ages = [0 if s.oldest_step is None else max(0, step - s.oldest_step) for s in self.samples]
-        return -(-np.array(ages, np.int64) // steps_per_rollout)
+        first optimizer step begins with; int64 [N]. A sample that tells no version counts from when its group was
+        leased."""
+
+        def age(sample: Sample) -> int:
+            oldest = sample.oldest_step
+            return step - (self.ages.get(sample.index, 0) * steps_per_rollout if oldest is None else oldest)
+
+        return -(-np.array([max(0, age(sample)) for sample in self.samples], np.int64) // steps_per_rollout)
+
+    @property
+    def untold(self) -> int:
+        """Samples that tell no version, as those of a user's function may."""
+        return sum(sample.oldest_step is None for sample in self.samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +74,7 @@ def new(
     dropped: collections.Counter[str],
     cursors: Cursors,
     reward_key: str | None,
+    ages: Mapping[int, int],
 ) -> Batch:
     """Writes the batch durably. DataError, with the way out, when the samples don't make one."""
     folder = layout.rollout(folder, rollout_id)
@@ -69,16 +82,16 @@ def new(
     with _named(folder):
         columns = TrainBatch.from_samples(samples, reward_key)
     _write(folder, rollout_id, samples, groups, dropped, cursors)
-    return Batch(rollout_id, samples, columns, groups, dropped, folder, replayed=False)
+    return Batch(rollout_id, samples, columns, groups, dropped, folder, replayed=False, ages=ages)
 
 
 def again(
-    folder: pathlib.Path, rollout_id: int, indices: Iterable[int], *, rows: int | None, reward_key: str | None
+    folder: pathlib.Path, rollout_id: int, ages: Mapping[int, int], *, rows: int | None, reward_key: str | None
 ) -> Batch:
-    """The trajectories ``indices`` of a batch that an earlier attempt wrote. DataError, with the way out, when they
+    """The trajectories of ``ages`` in a batch that an earlier attempt wrote. DataError, with the way out, when they
     can't be trained. ``rows``: of the model's embedding."""
     folder = layout.rollout(folder, rollout_id)
-    kept = set(indices)
+    kept = ages.keys()
     with _named(folder):
         samples = [sample for sample in read_parquet(folder / layout.SAMPLES) if sample.index in kept]
         if missing := kept - {sample.index for sample in samples}:
@@ -89,7 +102,7 @@ def again(
     manifest = manifests.read(folder / layout.MANIFEST, manifests.Rollout)
     fates = {name: count for name, count in manifest.fates.items() if name.startswith(_DROPPED)}
     dropped = collections.Counter({name.removeprefix(_DROPPED): count for name, count in fates.items()})
-    return Batch(rollout_id, samples, columns, manifest.groups, dropped, folder, replayed=True)
+    return Batch(rollout_id, samples, columns, manifest.groups, dropped, folder, replayed=True, ages=ages)
 
 
 def _write(
@@ -101,12 +114,12 @@ def _write(
     cursors: Cursors,
 ) -> None:
     manifests.write_bytes(folder / layout.SAMPLES, to_parquet(samples))
-    count = len(executions(samples))
+    count = len(trajectories(samples))
     manifest = manifests.Rollout(
         rollout_id=rollout_id,
         groups=groups,
         samples=len(samples),
-        executions=count,
+        trajectories=count,
         fates={"batched": count} | {f"{_DROPPED}{reason}": n for reason, n in dropped.items()},
         weight_versions=sorted({v for s in samples for v in s.weight_versions}),
         prompt_cursor_before=cursors.before,
@@ -117,12 +130,12 @@ def _write(
 
 
 def unlike_the_others(samples: list[Sample]) -> dict[str, list[int]]:
-    """Executions by the reason why they don't fit a batch: a sample lacks a column that others have
+    """Trajectories by the reason why they don't fit a batch: a sample lacks a column that others have
     (``no_rollout_log_probs``)."""
     found: dict[str, list[int]] = {}
     for name in ("rollout_log_probs", "teacher_log_probs", "rollout_top_p_token_ids", "rollout_routed_experts"):
-        without = executions(s for s in samples if getattr(s, name) is None)
-        if len(without) < len(executions(samples)) and without:
+        without = trajectories(s for s in samples if getattr(s, name) is None)
+        if len(without) < len(trajectories(samples)) and without:
             found[f"no_{name}"] = list(without)
             samples = [s for s in samples if s.index not in without]
     return found

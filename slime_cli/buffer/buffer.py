@@ -24,7 +24,7 @@ from slime_cli.buffer.journal import Commit, Journal, Ledger
 from slime_cli.buffer.places import WHOLE, Place, Places, leased_at
 from slime_cli.buffer.prompts import Prompts
 from slime_cli.buffer.records import OpenGroup
-from slime_cli.buffer.types import Group, PromptRow, Sample, executions
+from slime_cli.buffer.types import Group, PromptRow, Sample, trajectories
 from slime_cli.buffer.values import unstorable
 from slime_cli.errors import DataError
 
@@ -236,7 +236,7 @@ class DataBuffer:
 
     def generated(self, group: Group, samples: list[Sample]) -> None:
         """Generation of these ended, their rewards are to come: a kill does not lose them."""
-        made = {i: siblings for i, siblings in executions(samples).items() if all(map(_storable, siblings))}
+        made = {i: siblings for i, siblings in trajectories(samples).items() if all(map(_storable, siblings))}
         if not made:
             return
         self._journal.generated([sample for siblings in made.values() for sample in siblings])
@@ -245,10 +245,10 @@ class DataBuffer:
 
     def finish(self, group: Group, samples: list[Sample], failed: dict[int, str]) -> None:
         """Rewarded samples of the group, all siblings of a trajectory at once, and why others are dropped."""
-        self._journal.finish(samples)
+        self._journal.finish(samples, failed)
+        self._dropped.update(failed.values())
         kept = [sample for sample in (*group.finished, *samples) if sample.index not in failed]
         group.finished = sorted(kept, key=lambda s: (s.index, s.part))
-        self._drop(failed)
         done = {*failed, *(sample.index for sample in samples)}
         group.pending = [sample for sample in group.pending if sample.index not in done]
         group.partial = {i: siblings for i, siblings in group.partial.items() if i not in done}
@@ -261,7 +261,9 @@ class DataBuffer:
 
     def reject(self, group: Group, reason: str) -> None:
         """Nothing of the group is to be trained."""
-        self._drop(dict.fromkeys(executions(group.samples), reason))
+        indices = list(trajectories(group.samples))
+        self._journal.drop(indices, reason)
+        self._dropped[reason] += len(indices)
         if self._shape is not None and group.finished:
             self._rejected.append(group.finished)
         group.finished = []
@@ -283,14 +285,6 @@ class DataBuffer:
         if not any(sample.response_length for sample in group.samples):
             group.leased_at = None  # it has nothing, and so no age
         self._places.put(group, Place.RETURNED)
-
-    def _drop(self, reasons: dict[int, str]) -> None:
-        by_reason: dict[str, list[int]] = collections.defaultdict(list)
-        for index, reason in reasons.items():
-            by_reason[reason].append(index)
-        for reason, indices in by_reason.items():
-            self._journal.drop(indices, reason)
-            self._dropped[reason] += len(indices)
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -347,8 +341,9 @@ class DataBuffer:
             dropped=chosen.dropped,
             cursors=chosen.cursors,
             reward_key=self._reward_key,
+            ages={s.index: group.leased_at or 0 for group in chosen.groups for s in group.finished},
         )
-        self._journal.batched(list(executions(samples)), chosen.rollout_id)
+        self._journal.batched(list(trajectories(samples)), chosen.rollout_id)
         return made
 
     def _samples(self, chosen: Chosen) -> list[Sample]:
@@ -358,7 +353,7 @@ class DataBuffer:
         if self._shape is None:
             return samples
         made = self._shape(groups, chosen.rejected)
-        if gone := executions(samples).keys() - executions(made).keys():
+        if gone := trajectories(samples).keys() - trajectories(made).keys():
             self._journal.drop(sorted(gone), "convert_samples")
             chosen.dropped["convert_samples"] += len(gone)
         return made
@@ -392,7 +387,8 @@ class DataBuffer:
 
     def replay(self, rollout_id: int, indices: Sequence[int]) -> Batch:
         """That batch. Blocks for as long as the disk takes."""
-        return batches.again(self.folder, rollout_id, indices, rows=self._rows, reward_key=self._reward_key)
+        ages = self._journal.ages(indices)
+        return batches.again(self.folder, rollout_id, ages, rows=self._rows, reward_key=self._reward_key)
 
     def drop_batch(self, rollout_id: int) -> int:
         """Drops what an earlier attempt batched and never committed; how many trajectories. The rollout is made

@@ -15,7 +15,7 @@ class TrainBatch:
     """N samples of R response tokens in all, T tokens in all."""
 
     sample_index_N: np.ndarray
-    """The execution that each sample came from: siblings share it."""
+    """The trajectory that each sample came from: siblings share it."""
     group_index_N: np.ndarray
     lengths_N: np.ndarray
     """Prompt + response tokens of each sample."""

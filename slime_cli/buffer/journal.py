@@ -32,7 +32,7 @@ import sqlite3
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slime_cli import disk, locks
@@ -59,11 +59,12 @@ from slime_cli.buffer.records import (
     reward_column,
     statements,
 )
-from slime_cli.buffer.types import Fate, PromptRow, Sample, executions
+from slime_cli.buffer.types import Fate, PromptRow, Sample, trajectories
 from slime_cli.errors import DataError, UsageError
 
 __all__ = ["SOURCES", "Commit", "Journal", "Lease", "Ledger", "OpenGroup", "Record", "Recovery", "Rollback"]
 
+NONE: Mapping[int, str] = {}
 _COMMITS = "SELECT step, rollout_id, weight_version, checkpoint, samples, time FROM standing_commits"
 
 
@@ -218,10 +219,12 @@ class Journal:
         with self._transaction():
             self._store(Fate.GENERATED, samples)
 
-    def finish(self, samples: Sequence[Sample]) -> None:
-        """Rewarded, and so fit for a batch; all siblings of a trajectory in one call."""
+    def finish(self, samples: Sequence[Sample], failed: Mapping[int, str] = NONE) -> None:
+        """Rewarded, and so fit for a batch; all siblings of a trajectory in one call. ``failed``: trajectories that are
+        dropped, and why."""
         with self._transaction():
             self._store(Fate.REWARDED, samples)
+            self._drop([(reason, i) for i, reason in failed.items()])
 
     def release(self, samples: Sequence[Sample]) -> None:
         """Back to PENDING with what was generated so far, to be continued (partial rollouts)."""
@@ -236,7 +239,7 @@ class Journal:
 
     def drop(self, indices: Iterable[int], reason: str) -> None:
         with self._transaction():
-            self._move(Fate.DROPPED, [(reason, i) for i in indices], "reason = ?, payload = NULL")
+            self._drop([(reason, i) for i in indices])
 
     def batched(self, indices: Iterable[int], rollout_id: int) -> None:
         """In a rollout that is durable on disk, which is why the payloads go."""
@@ -385,6 +388,13 @@ class Journal:
             row,
         )
 
+    def ages(self, indices: Iterable[int]) -> dict[int, int]:
+        """Trajectory -> how many rollouts the weights were trained on when it was leased; where an older slime did not
+        say, as many as came before its own."""
+        sql = "SELECT COALESCE(leased_at, rollout_id) FROM samples WHERE sample_index = ?"
+        with self._held():
+            return {i: row[0] for i in indices if (row := self._db.execute(sql, (i,)).fetchone())}
+
     def commits(self) -> list[Commit]:
         """Those that stand, by step."""
         with self._held():
@@ -407,8 +417,11 @@ class Journal:
         )
         self._put("dispatched", self._get("dispatched", 0) + len(samples))
 
+    def _drop(self, rows: list[tuple[str, int]]) -> None:
+        self._move(Fate.DROPPED, rows, "reason = ?, payload = NULL")
+
     def _store(self, to: Fate, samples: Sequence[Sample]) -> None:
-        rows = [(reward_column(s), payload_of(s), index) for index, s in executions(samples).items()]
+        rows = [(reward_column(s), payload_of(s), index) for index, s in trajectories(samples).items()]
         self._move(to, rows, "reward = ?, payload = ?")
 
     def _move(self, to: Fate, rows: list[tuple], columns: str) -> None:

@@ -155,7 +155,7 @@ class Rollback:
 
     from_step: int
     to_step: int
-    """The commit that training continued from; 0 for the stage's begin."""
+    """The commit that training continued from; 0 for the phase's begin."""
     reason: str
     again: int
     """Samples whose training was undone and that were handed out to be trained again, from their batches."""

@@ -1,4 +1,4 @@
-"""What travels between the stages: prompts, samples and groups. Torch-free; imported by every stage.
+"""Prompts, samples and groups: the types that the stages share. Torch-free; imported by every stage.
 
 Field names are the ones that hooks of slime scripts read and write. A group is what one dealt prompt is answered with.
 The unit of accounting is the trajectory: one generation for one place in a group, whose ``index`` is unique in a run
@@ -10,7 +10,7 @@ that one weight version wrote.
 import dataclasses
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from slime_cli.buffer.values import unstorable
@@ -164,6 +164,19 @@ class Sample:
         0.0. ``version``: of the weights that wrote them, None where none did. Raises ValueError when the numbers of
         tokens and log-probabilities differ, or when tokens without log-probabilities are to be ``trained``.
         """
+        self.append_spans(tokens, [Span(len(tokens), version)], log_probs=log_probs, trained=trained, text=text)
+
+    def append_spans(
+        self,
+        tokens: list[int],
+        spans: Sequence[Span],
+        *,
+        log_probs: list[float] | None,
+        trained: bool,
+        text: str = "",
+    ) -> None:
+        """As :meth:`append`, of tokens that several versions wrote: the lists are copied once, whatever the number of
+        spans. Copies of the sample keep theirs."""
         if log_probs is None and trained and tokens:
             raise ValueError(
                 f"sample {self.index}: {len(tokens)} tokens to train come without log-probabilities; give those that"
@@ -171,9 +184,11 @@ class Sample:
             )
         if log_probs is not None and len(log_probs) != len(tokens):
             raise ValueError(f"sample {self.index}: {len(log_probs)} log-probabilities for {len(tokens)} tokens")
+        if (covered := sum(span.length for span in spans)) != len(tokens):
+            raise ValueError(f"sample {self.index}: spans cover {covered} tokens of {len(tokens)}")
         before = self.response_length
         if tokens and (self.spans or not before):  # what is not known of the beginning is not known of the whole
-            self.spans = merged([*self.spans, Span(len(tokens), version)])
+            self.spans = merged([*self.spans, *spans])
         self.tokens = [*self.tokens, *tokens]
         self.response += text
         self.response_length = before + len(tokens)
@@ -367,7 +382,7 @@ class Group:
         return min((step for s in self.samples if (step := s.oldest_step) is not None), default=None)
 
 
-def executions(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
+def trajectories(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
     """Siblings by their trajectory's index, both in order."""
     found: dict[int, list[Sample]] = {}
     for sample in samples:

@@ -47,14 +47,14 @@ SOURCES = ("prompt_data", "eval_prompt_data")
 
 
 def check(resolved: Resolved, run_dir: pathlib.Path, say: Say, planning: bool = False) -> list[Any]:
-    """The opened sources of each stage. Raises one error with everything that is refused, of the first one's kind.
+    """The opened sources of each phase. Raises one error with everything that is refused, of the first one's kind.
 
     ``planning``: what only this machine lacks or cannot do is told to ``say``, for the run may be meant for another.
     """
     _run_dir(resolved, run_dir)
     refused: dict[str, SlimeError] = {}
     opened: list[Any] = []
-    lacking = [_lacking(stage) if planning else [] for stage in stages(resolved)]
+    lacking = [_lacking(phase) if planning else [] for phase in phases(resolved)]
     for dest, value in dict.fromkeys(pair for pairs in lacking for pair in pairs):
         if dest != "load" or not resolved.slime.ref_load:  # beside that one, it may be a folder that is yet to be made
             say(f"not on this machine: {own.flag(dest)} {value}")
@@ -81,29 +81,29 @@ def derived(resolved: Resolved) -> dict[str, Any] | None:
         return None
 
 
-def stages(resolved: Resolved) -> list[Resolved]:
-    """The options of each stage; of the whole run where there is one alone."""
+def phases(resolved: Resolved) -> list[Resolved]:
+    """The options of each phase; of the whole run where there is one alone."""
     return [resolved.for_phase(i) for i in range(len(resolved.phases))] or [resolved]
 
 
 def _looks(
     resolved: Resolved, run_dir: pathlib.Path, say: Say, planning: bool, opened: list[Any], lacking: list[Named]
 ) -> Iterator[Callable[[], None]]:
-    """``lacking``: for each stage what is not looked at, since it is not here."""
+    """``lacking``: for each phase what is not looked at, since it is not here."""
     found: dict[str, Any] = {}
-    each = [_without(stage, named) for stage, named in zip(stages(resolved), lacking, strict=True)]
+    each = [_without(phase, named) for phase, named in zip(phases(resolved), lacking, strict=True)]
     if ("hf_checkpoint", resolved.slime.hf_checkpoint) not in lacking[0]:
         yield lambda: found.update(_model(resolved.slime.hf_checkpoint, each, say))
-    for stage, named in zip(each, lacking, strict=True):
+    for phase, named in zip(each, lacking, strict=True):
         if found:
-            yield lambda: _fits(stage, found)
-            yield lambda: _machine(stage, found, say if planning else None)
+            yield lambda: _fits(phase, found)
+            yield lambda: _machine(phase, found, say if planning else None)
         if not _finished(resolved, run_dir):  # it shows its result, whoever served it is gone
-            yield lambda: _endpoint(stage)
-        yield lambda: opened.append(_data(stage, planning, named))
-        yield lambda: _functions(stage)
+            yield lambda: _endpoint(phase)
+        yield lambda: opened.append(_data(phase, planning, named))
+        yield lambda: _functions(phase)
     yield lambda: _folders(resolved, run_dir, say if planning else None)
-    if any(getattr(stage.slime, name) for stage in each for name in ("load", "ref_load", "opd_teacher_load", "save")):
+    if any(getattr(phase.slime, name) for phase in each for name in ("load", "ref_load", "opd_teacher_load", "save")):
         yield lambda: _starts(resolved, each, run_dir)
 
 
@@ -115,9 +115,9 @@ def _finished(resolved: Resolved, run_dir: pathlib.Path) -> bool:
     return extending.finished(resolved, run_dir)
 
 
-def _lacking(stage: Resolved) -> Named:
+def _lacking(phase: Resolved) -> Named:
     """What the options name and this machine does not have."""
-    s = stage.slime
+    s = phase.slime
     named = [(dest, getattr(s, dest)) for dest in (*PATHS, "prompt_data") if getattr(s, dest)]
     named += [(dest, path) for dest in ("custom_rm_path", *HOOKS) for path in _paths(s, dest)]
     named += [("eval_prompt_data", uri) for _, uri in evaluation_sets(s)]
@@ -134,10 +134,10 @@ def _is_here(dest: str, value: str) -> bool:
     return ":" in value or pathlib.Path(value).expanduser().exists()  # an address, a scheme: not a path
 
 
-def _without(stage: Resolved, lacking: Named) -> Resolved:
-    """The stage as if these options were not given; its model and its data keep their names."""
+def _without(phase: Resolved, lacking: Named) -> Resolved:
+    """The phase as if these options were not given; its model and its data keep their names."""
     taken = {dest: None for dest, _ in lacking if dest not in ("hf_checkpoint", *SOURCES)}
-    return dataclasses.replace(stage, slime=dataclasses.replace(stage.slime, **taken))
+    return dataclasses.replace(phase, slime=dataclasses.replace(phase.slime, **taken))
 
 
 def _run_dir(resolved: Resolved, run_dir: pathlib.Path) -> None:
@@ -154,25 +154,25 @@ def _model(model: str, each: list[Resolved], say: Say) -> dict[str, Any]:
     if not model.startswith(tiny.PREFIX):
         from slime_cli.commands import doctor_checkpoint as checkpoint
 
-        chat = any(stage.slime.apply_chat_template for stage in each)
+        chat = any(phase.slime.apply_chat_template for phase in each)
         needed = (checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.IDS, checkpoint.WEIGHTS)
         checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,) if chat else ())
     return config(model)
 
 
-def _fits(stage: Resolved, found: dict[str, Any]) -> None:
+def _fits(phase: Resolved, found: dict[str, Any]) -> None:
     """The options are of this model."""
     from slime_cli.commands import train_data
 
-    s = stage.slime
-    model = stage.slime.hf_checkpoint
-    architecture.to_derive(found, stage.megatron, model)
+    s = phase.slime
+    model = phase.slime.hf_checkpoint
+    architecture.to_derive(found, phase.megatron, model)
     if s.megatron_config_path and s.advantage_estimator == "ppo":
         of_critic = roles.read(s.megatron_config_path, "critic")
-        architecture.to_derive(found, stage.megatron | of_critic, f"{model}, for the critic,")
+        architecture.to_derive(found, phase.megatron | of_critic, f"{model}, for the critic,")
     if s.loss_type == "sft_loss":
         return
-    context = architecture.context_length(found, stage.sglang.get("context_length"))
+    context = architecture.context_length(found, phase.sglang.get("context_length"))
     if context is not None:
         train_data.check_lengths(s, context)
     rows = architecture.rows(found)
@@ -184,15 +184,15 @@ def _fits(stage: Resolved, found: dict[str, Any]) -> None:
             architecture.routed_experts(found, f"--{name.replace('_', '-')}: {model}")
 
 
-def _machine(stage: Resolved, found: dict[str, Any], instead: Say | None) -> None:
+def _machine(phase: Resolved, found: dict[str, Any], instead: Say | None) -> None:
     """This machine can do it. With ``instead``, that is told why not. A cluster's machines are not looked at."""
     if os.environ.get("RAY_ADDRESS"):
         return
     try:
-        if stage.slime.loss_type != "sft_loss" and not stage.slime.rollout_endpoint:
+        if phase.slime.loss_type != "sft_loss" and not phase.slime.rollout_endpoint:
             hardware.check_engine(found)
-        hardware.check_trainer(bool(stage.megatron.get("optimizer_cpu_offload")))
-        if stage.taken_back("megatron", "bf16") and not stage.megatron.get("fp16"):
+        hardware.check_trainer(bool(phase.megatron.get("optimizer_cpu_offload")))
+        if phase.taken_back("megatron", "bf16") and not phase.megatron.get("fp16"):
             hardware.check_full_precision()
     except UsageError as error:
         if instead is None:
@@ -204,8 +204,8 @@ def _starts(resolved: Resolved, each: list[Resolved], run_dir: pathlib.Path) -> 
     from slime_cli.loop import attempts as folders
     from slime_cli.loop import resuming
 
-    named = folders.stages(resolved, run_dir)
-    looked_at = [(name, stage, folder) for (name, _, folder), stage in zip(named, each, strict=True)]
+    named = folders.phases(resolved, run_dir)
+    looked_at = [(name, phase, folder) for (name, _, folder), phase in zip(named, each, strict=True)]
     resuming.check_starts(looked_at, run_dir)
 
 
@@ -216,7 +216,7 @@ def _folders(resolved: Resolved, run_dir: pathlib.Path, instead: Say | None) -> 
 
     try:
         disk.nothing_in_the_way(run_dir, "--run-dir")
-        for _, options, folder in folders.stages(resolved, run_dir):
+        for _, options, folder in folders.phases(resolved, run_dir):
             targets.check_folders(options.slime, folder, run_dir, disk.nothing_in_the_way)
     except UsageError as error:
         if instead is None:
@@ -224,9 +224,9 @@ def _folders(resolved: Resolved, run_dir: pathlib.Path, instead: Say | None) -> 
         instead(f"not on this machine: {error.message}")
 
 
-def _endpoint(stage: Resolved) -> None:
+def _endpoint(phase: Resolved) -> None:
     """Engines and teacher of other processes are there."""
-    s = stage.slime
+    s = phase.slime
     if s.loss_type == "sft_loss":
         return
     if s.rollout_endpoint:
@@ -239,23 +239,23 @@ def _endpoint(stage: Resolved) -> None:
         teacher.address(s.opd_teacher_url)
 
 
-def made(stage: Resolved) -> list[str]:
+def made(phase: Resolved) -> list[str]:
     """Sources of prompts that are made, not read: the library that makes them takes seconds to import."""
-    uris = [stage.slime.prompt_data or "", *(uri for _, uri in evaluation_sets(stage.slime))]
+    uris = [phase.slime.prompt_data or "", *(uri for _, uri in evaluation_sets(phase.slime))]
     return [uri for uri in uris if uri.startswith("reasoning-gym:")]
 
 
-def _data(stage: Resolved, planning: bool, lacking: Named) -> Any:
+def _data(phase: Resolved, planning: bool, lacking: Named) -> Any:
     """Opens every prompt source once; of those that are :func:`made`, none when ``planning``, and none ``lacking``."""
     from slime_cli.commands import train_data
 
     left_out = [uri for dest, uri in lacking if dest in SOURCES]
-    return train_data.sources(stage.slime, [*left_out, *(made(stage) if planning else ())])
+    return train_data.sources(phase.slime, [*left_out, *(made(phase) if planning else ())])
 
 
-def _functions(stage: Resolved) -> None:
+def _functions(phase: Resolved) -> None:
     """Built-in rewards by name, users' functions by import."""
-    s = stage.slime
+    s = phase.slime
     supervised = s.loss_type == "sft_loss"
     if s.rm_type and not s.custom_rm_path and not supervised:
         from slime_cli.rewards import graders

@@ -1,4 +1,4 @@
-"""``slime train``: resolves and checks the options, claims the run directory, runs the stages, shows the result."""
+"""``slime train``: resolves and checks the options, claims the run directory, runs the phases, shows the result."""
 
 import json
 import pathlib
@@ -33,10 +33,10 @@ def run(argv: list[str]) -> int:
     installed.require(*installed.TESTED)
     screen = Screen()
     sources = preflight.check(resolved, run_dir, screen.say)
-    names = [stage["name"] for stage in resolved.phases] or ["train"]
+    names = [phase["name"] for phase in resolved.phases] or ["train"]
     rollouts = {}
     if not extending.finished(resolved, run_dir):
-        rollouts = train_data.check(list(zip(names, preflight.stages(resolved), sources, strict=True)), screen.say)
+        rollouts = train_data.check(list(zip(names, preflight.phases(resolved), sources, strict=True)), screen.say)
     if extending.finished(resolved, run_dir, rollouts):
         return _show_result(run_dir, screen)
     warnings += _check_disks(resolved, run_dir)
@@ -60,9 +60,9 @@ def _train(
     )
     for change in changed:
         screen.say(f"since the last attempt: {change}")
-    stages = folders.stages(resolved, run_dir)
-    extending.reopen(stages, run_dir, rollouts, screen.say)
-    resuming.prepare(stages, run_dir, screen.say)
+    phases = folders.phases(resolved, run_dir)
+    extending.reopen(phases, run_dir, rollouts, screen.say)
+    resuming.prepare(phases, run_dir, screen.say)
 
     from slime_cli.run import Run
     from slime_cli.tracing import report
@@ -92,14 +92,14 @@ def _check_disks(resolved: Resolved, run_dir: pathlib.Path) -> list[str]:
     from slime_cli.models import tiny
 
     disk.writable(run_dir, "--run-dir")
-    stages = folders.stages(resolved, run_dir)
-    for _, options, folder in stages:
+    phases = folders.phases(resolved, run_dir)
+    for _, options, folder in phases:
         targets.check_folders(options.slime, folder, run_dir)
     model = resolved.slime.hf_checkpoint
     if model.startswith(tiny.PREFIX):
         return []
     config = preflight.config(model)
-    return disk.short_of_room(need for stage in stages for need in targets.room(*stage, run_dir, config))
+    return disk.short_of_room(need for phase in phases for need in targets.room(*phase, run_dir, config))
 
 
 def _dry_run(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], verbose: bool) -> int:
@@ -117,12 +117,12 @@ def _dry_run(resolved: Resolved, run_dir: pathlib.Path, warnings: list[str], ver
     for warning in warnings:
         warn(warning)
     derived = preflight.derived(resolved)
-    names = [stage["name"] for stage in resolved.phases] or [""]
-    for name, stage in zip(names, preflight.stages(resolved), strict=True):
+    names = [phase["name"] for phase in resolved.phases] or [""]
+    for name, phase in zip(names, preflight.phases(resolved), strict=True):
         if name:
             console.rule(f"phase {name}")
-        console.print(render.render(stage, checks.layout(stage), memory.estimate(stage, derived), verbose))
-    uris = [uri.partition("?")[0] for stage in preflight.stages(resolved) for uri in preflight.made(stage)]
+        console.print(render.render(phase, checks.layout(phase), memory.estimate(phase, derived), verbose))
+    uris = [uri.partition("?")[0] for phase in preflight.phases(resolved) for uri in preflight.made(phase)]
     left = ["how rows render", *(f"the prompts of {name}" for name in dict.fromkeys(uris))]
     console.print(f"Left to the run, before it starts anything: {', '.join(left)}", style="dim", markup=False)
     preflight.check(resolved, run_dir, warn, planning=True)

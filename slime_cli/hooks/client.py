@@ -12,7 +12,7 @@ import contextvars
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from slime_cli.buffer.types import Sample, Status
+from slime_cli.buffer.types import Sample, Span, Status
 from slime_cli.errors import EngineError, UsageError
 from slime_cli.hooks.protocols import Args
 
@@ -139,18 +139,27 @@ class Engine:
 
 def whole(pieces: list[Answer]) -> Answer:
     """The pieces of a streamed answer, each with its own tokens and the version that wrote them, as one answer."""
+    if len(pieces) == 1:
+        return pieces[0]
     last = pieces[-1]
-    scored = [entry for piece in pieces for entry in piece["meta_info"].get("output_token_logprobs") or ()]
-    spans = [[len(piece["output_ids"]), piece["meta_info"].get("weight_version")] for piece in pieces]
+    metas = [piece["meta_info"] for piece in pieces]
+    lists = {
+        name: [entry for meta in metas for entry in meta.get(name) or ()]
+        for name in ("output_token_logprobs", "output_top_logprobs")
+        if any(meta.get(name) for meta in metas)
+    }
+    spans = [[len(piece["output_ids"]), meta.get("weight_version")] for piece, meta in zip(pieces, metas, strict=True)]
     ids = [token for piece in pieces for token in piece["output_ids"]]
-    meta = last["meta_info"] | {"output_token_logprobs": scored, "spans": spans}
-    return last | {"output_ids": ids, "text": text_of(pieces), "meta_info": meta}
+    # an engine may send the text that came before again in each piece
+    text = last["text"] if last.get("cumulative_text") else "".join(piece["text"] for piece in pieces)
+    return last | {"output_ids": ids, "text": text, "meta_info": last["meta_info"] | lists | {"spans": spans}}
 
 
-def text_of(pieces: list[Answer]) -> str:
-    """The text of a streamed answer, whose engine may send what came before again in each piece."""
-    last = pieces[-1]
-    return last["text"] if last.get("cumulative_text") else "".join(piece["text"] for piece in pieces)
+def spans_of(answer: Answer) -> list[Span]:
+    """The client's where it saw weights change in the answer, else one of the answer's version."""
+    meta = answer["meta_info"]
+    spans = meta.get("spans") or [(len(answer["output_ids"]), meta.get("weight_version"))]
+    return [Span(length, str(version)) for length, version in spans]
 
 
 def log_probs_of(sample: Sample, answer: Answer) -> list[float]:
@@ -171,18 +180,12 @@ def append_answer(sample: Sample, answer: Answer) -> None:
     The trained token ids are the sampled ones, never a text that was tokenised again, and each has the log-probability
     of itself. Spans are the client's where it saw weights change, else one of the answer's version.
     """
-    meta = answer["meta_info"]
     ids = answer["output_ids"]
+    spans = spans_of(answer)
+    if sum(span.length for span in spans) != len(ids):
+        raise EngineError(f"sample {sample.index}: {len(ids)} tokens in spans of {[span.length for span in spans]}")
     log_probs = log_probs_of(sample, answer)
-    version = meta.get("weight_version")
-    spans = [(length, str(name)) for length, name in meta.get("spans") or [(len(ids), version)]]
-    if sum(length for length, _ in spans) != len(ids):
-        raise EngineError(f"sample {sample.index}: {len(ids)} tokens in spans of {[length for length, _ in spans]}")
-    begin = 0
-    for length, name in spans:
-        part = slice(begin, begin + length)
-        sample.append(ids[part], log_probs=log_probs[part], version=name, trained=True)
-        begin += length
-    sample.response += answer["text"]
-    sample.weight_versions.append(spans[-1][1])
-    sample.status = STATUS.get(meta["finish_reason"]["type"], Status.FAILED)
+    sample.append_spans(ids, spans, log_probs=log_probs, trained=True, text=answer["text"])
+    if ids and spans[-1].version:
+        sample.weight_versions.append(spans[-1].version)
+    sample.status = STATUS.get(answer["meta_info"]["finish_reason"]["type"], Status.FAILED)

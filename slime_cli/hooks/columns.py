@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from slime_cli.buffer.types import Sample, Status, executions
+from slime_cli.buffer.types import Sample, Status, trajectories
 from slime_cli.hooks import kinds
 from slime_cli.hooks.kinds import Hook
 from slime_cli.hooks.lending import copied
@@ -64,7 +64,7 @@ def _bases(hook: Hook, data: dict[str, list[Any]], samples: list[Sample], rows: 
         if rows != len(samples):
             raise hook.refuse(f"returned {rows} rows of {len(samples)} samples", "name them with 'sample_indices'")
         indices = [sample.index for sample in samples]
-    siblings = executions(samples)
+    siblings = trajectories(samples)
     seen: collections.Counter[int] = collections.Counter()
     found = []
     for index in indices:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from slime_cli.buffer.types import Group, Sample, Status, executions
+from slime_cli.buffer.types import Group, Sample, Status, trajectories
 from slime_cli.hooks import kinds
 from slime_cli.hooks.kinds import Hook
 from slime_cli.hooks.lending import copied
@@ -105,7 +105,7 @@ def _answered(hook: Hook, group: Any, dealt: dict[int, Group], args: Args) -> tu
         raise hook.refuse(f"returned a group of samples of group {index} that it was not dealt so", fix)
     leased = {sample.index: sample for sample in (*dealt[index].finished, *dealt[index].pending)}
     made = []
-    for trajectory, siblings in executions(samples).items():
+    for trajectory, siblings in trajectories(samples).items():
         if trajectory not in leased:
             raise hook.refuse(f"returned sample {trajectory}, which group {index} has not", "keep index as it was")
         made += _fit(hook, leased[trajectory], siblings, args)

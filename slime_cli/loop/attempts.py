@@ -20,17 +20,15 @@ from slime_cli.manifests import layout
 from slime_cli.options import resume
 from slime_cli.options.resolve import Resolved
 
-JOURNAL = layout.JOURNAL
-METRICS = layout.METRICS
-StageOf = tuple[str, Resolved, pathlib.Path]
-"""Name, options and folder of a stage."""
+PhaseOf = tuple[str, Resolved, pathlib.Path]
+"""Name, options and folder of a phase."""
 
 
-def stages(resolved: Resolved, run_dir: pathlib.Path) -> list[StageOf]:
-    """The stages of a run in order; one called train where the profile names none."""
+def phases(resolved: Resolved, run_dir: pathlib.Path) -> list[PhaseOf]:
+    """The phases of a run in order; one called train where the profile names none."""
     if not resolved.phases:
         return [("train", resolved, run_dir)]
-    return [(stage["name"], resolved.for_phase(i), run_dir / stage["name"]) for i, stage in enumerate(resolved.phases)]
+    return [(phase["name"], resolved.for_phase(i), run_dir / phase["name"]) for i, phase in enumerate(resolved.phases)]
 
 
 @contextlib.contextmanager

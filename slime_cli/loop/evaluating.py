@@ -87,7 +87,7 @@ class Evaluations:
     def _tell(self, step: int, result: dict[str, Any], generator: Generator) -> None:
         lost = collections.Counter(result["failures"])
         reasons = generator.failures.told(lost)
-        failed = f"; {lost.total()} of {result['executions']} answers failed and count 0: {reasons}" if lost else ""
+        failed = f"; {lost.total()} of {result['trajectories']} answers failed and count 0: {reasons}" if lost else ""
         left = f"; {result['left_out']} rows are left out" if result["left_out"] else ""
         found = f"reward {result['reward_mean']:.3f} over {result['prompts']} prompts"
         self.shared.screen.say(f"{self.name}: {result['dataset']} at step {step}: {found}{left}{failed}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slime_cli.buffer.journal import Journal
 from slime_cli.loop import attempts
-from slime_cli.loop.attempts import StageOf
+from slime_cli.loop.attempts import PhaseOf
 from slime_cli.manifests import layout
 from slime_cli.options.resolve import Resolved
 
@@ -31,7 +31,7 @@ def finished(resolved: Resolved, run_dir: pathlib.Path, rollouts: Mapping[str, i
     """
     if not (run_dir / layout.SUMMARY).exists():
         return False
-    name, options, folder = attempts.stages(resolved, run_dir)[-1]
+    name, options, folder = attempts.phases(resolved, run_dir)[-1]
     total = options.slime.num_rollout or (rollouts or {}).get(name)
     if total is None:
         return not any(change.dest in AMOUNTS for change in attempts.changed(resolved, run_dir))
@@ -41,17 +41,17 @@ def finished(resolved: Resolved, run_dir: pathlib.Path, rollouts: Mapping[str, i
         return _stopped(journal) or total <= _done(journal)
 
 
-def reopen(stages: Sequence[StageOf], run_dir: pathlib.Path, rollouts: Mapping[str, int], say: Say) -> None:
+def reopen(phases: Sequence[PhaseOf], run_dir: pathlib.Path, rollouts: Mapping[str, int], say: Say) -> None:
     """Takes the mark "finished" from phases that are asked for more, and lets it stand for the new number where a phase
     stays as it is. Killed after it, the run continues from there."""
-    for number, (name, options, folder) in enumerate(stages):
+    for number, (name, options, folder) in enumerate(phases):
         path = folder / layout.JOURNAL
         with Journal(path) if path.exists() else contextlib.nullcontext() as journal:
             total = options.slime.num_rollout or rollouts.get(name)
             if journal is None or not journal.get("finished") or total is None or total <= _done(journal):
                 continue
             have = f"{name}: {_done(journal)} rollouts are trained, {total} are asked for"
-            following = stages[number + 1] if number + 1 < len(stages) else None
+            following = phases[number + 1] if number + 1 < len(phases) else None
             if following and (following[2] / layout.JOURNAL).exists():
                 say(f"{have}; it stays as it is, for {following[0]} was trained from its weights")
                 journal.put("finished", total)

@@ -22,7 +22,7 @@ def of_batch(batch: Batch) -> dict[str, Any]:
     return {
         "seconds": 0.0,
         "samples": len(batch.samples),
-        "executions": len({sample.index for sample in batch.samples}),
+        "trajectories": len({sample.index for sample in batch.samples}),
         "dropped": dict(batch.dropped),
     }
 
@@ -41,5 +41,6 @@ def of_policy(batch: Batch, step: int, steps_per_rollout: int) -> dict[str, Any]
         ),
         "staleness_mean": float(staleness_N.mean()),
         "staleness_max": int(staleness_N.max(initial=0)),
+        "samples_without_version": batch.untold,
         "versions": len({span.version for s in batch.samples for span in s.spans} - {None}),
     }

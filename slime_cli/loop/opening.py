@@ -11,7 +11,7 @@ from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources.open import prompts_of
-from slime_cli.buffer.types import Sample, executions
+from slime_cli.buffer.types import Sample, trajectories
 from slime_cli.errors import DataError
 from slime_cli.hooks import rollouts
 from slime_cli.hooks.batches import BatchHooks
@@ -116,6 +116,6 @@ def oversize(options: Resolved) -> Callable[[list[Sample]], dict[str, list[int]]
         if s.oversize != "drop" or not s.use_dynamic_batch_size:
             return {}
         cap = s.max_tokens_per_gpu * ranks
-        return {"oversize": list(executions(x for x in samples if packing.padded(len(x.tokens), ranks) > cap))}
+        return {"oversize": list(trajectories(x for x in samples if packing.padded(len(x.tokens), ranks) > cap))}
 
     return unfit

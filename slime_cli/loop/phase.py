@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from slime_cli.buffer.batch import Batch
-from slime_cli.buffer.types import executions
+from slime_cli.buffer.types import trajectories
 from slime_cli.errors import DataError, EngineError, SlimeError
 from slime_cli.loop import figures, opening, starting
-from slime_cli.loop.attempts import METRICS, append_line
+from slime_cli.loop.attempts import append_line
 from slime_cli.loop.evaluating import Evaluations
 from slime_cli.loop.publishing import Publisher, Timetable
 from slime_cli.loop.schedules import SCHEDULES
@@ -69,6 +69,7 @@ class Phase:
         """Seconds that the trainer waited for its last batch."""
         self.seconds_before = 0.0
         self.stopped = False
+        self._untold_said = False
         self.users = Users(self.args)
         self.publisher: Publisher | None = None
         self.collector: Collector | None = None
@@ -160,7 +161,7 @@ class Phase:
 
     def _prepare_trainers(self, behind: Version | None) -> None:
         self.say(f"{self.name}: Megatron builds the model")
-        with self.span("begin_stage"):
+        with self.span("begin_phase"):
             start = starting.Start(self.name, self.options, self.shared.model, self.learner, self.say)
             start.networks()
             start.weights(self.buffer.commits(), self.start_from)
@@ -277,7 +278,7 @@ class Phase:
         self._check_engines(rollout_id, trained.metrics)
         self.step = trained.step
         for number, part in enumerate(steps, before + 1):
-            self.saver.trained(number, rollout_id, list(executions(batch.samples[i] for i in part)))
+            self.saver.trained(number, rollout_id, list(trajectories(batch.samples[i] for i in part)))
         line = self._line(batch, before, trained.metrics)
         self.stopped = self._low_enough(line)
         self.buffer.line(rollout_id, line)  # before the commit: what a kill leaves out of the file is made from it
@@ -314,7 +315,13 @@ class Phase:
         self._told_at = now
         self._idle_before = idle or 0.0
         self.buffer.line(rollout_id, line)
-        append_line(self.shared.run_dir / METRICS, line)
+        append_line(self.shared.run_dir / layout.METRICS, line)
+        if self.policy and self.batch.untold and not self._untold_said:
+            self._untold_said = True
+            self.say(
+                f"{self.name}: rollout {rollout_id}: {self.batch.untold} of {len(self.batch.samples)} samples tell no"
+                " weight version (spans, weight_versions): their staleness counts from when their groups were leased"
+            )
         quiet = self.policy and await self.users.log_rollout(self.batch, line)
         self._advance(1, "" if quiet else note(line))
         if self.stopped:

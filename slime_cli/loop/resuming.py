@@ -3,7 +3,7 @@ train`` calls it.
 
 :func:`check_starts`, before the run directory is claimed: the checkpoints that training starts from are there.
 :func:`prepare`, after
-it: the last commit of every stage that is still needed is in a checkpoint that is whole, or the stage is rolled back to
+it: the last commit of every phase that is still needed is in a checkpoint that is whole, or the phase is rolled back to
 one that
 is; ``metrics.jsonl`` has one line for every committed rollout and no others.
 """
@@ -17,7 +17,7 @@ from slime_cli import manifests
 from slime_cli.buffer.journal import Commit, Journal, Rollback
 from slime_cli.errors import DataError
 from slime_cli.loop import targets
-from slime_cli.loop.attempts import StageOf
+from slime_cli.loop.attempts import PhaseOf
 from slime_cli.manifests import checkpoints, layout, pickles
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.tracing.reading import metrics_of
@@ -34,22 +34,22 @@ def start_root(s: SlimeOptions) -> str | None:
 
 
 def start(s: SlimeOptions, say: Say) -> str | None:
-    """The checkpoint that the first stage starts from; None for the HF weights alone."""
+    """The checkpoint that the first phase starts from; None for the HF weights alone."""
     root = start_root(s)
     return root and str(checkpoints.complete(root, say, s.ckpt_step if root == s.load else None))
 
 
 def needs_start(s: SlimeOptions, commits: Sequence[Commit]) -> bool:
-    """The weights that the stage begins with are needed: it has not committed, or they are its reference for good."""
+    """The weights that the phase begins with are needed: it has not committed, or they are its reference for good."""
     kept = Settings.from_options(s).reference and not (s.load and s.ref_load) and targets.reference(s, commits) is None
     return not commits or kept
 
 
-def check_starts(stages: Sequence[StageOf], run_dir: pathlib.Path) -> None:
+def check_starts(phases: Sequence[PhaseOf], run_dir: pathlib.Path) -> None:
     """Raises DataError for a checkpoint that training is to start from and that is not there, not whole or not safe,
     UsageError for a
     ``--save`` that holds another run's."""
-    for number, (_, options, folder) in enumerate(stages):
+    for number, (_, options, folder) in enumerate(phases):
         s = options.slime
         with (
             Journal(folder / layout.JOURNAL)
@@ -73,26 +73,26 @@ def _safe(checkpoint: str | pathlib.Path | None) -> None:
         pickles.check(pathlib.Path(checkpoint))
 
 
-def prepare(stages: Sequence[StageOf], run_dir: pathlib.Path, say: Say) -> None:
+def prepare(phases: Sequence[PhaseOf], run_dir: pathlib.Path, say: Say) -> None:
     """Raises DataError for a damaged checkpoint that the run needs and may not go back behind."""
     with contextlib.ExitStack() as stack:
         journals = [
             stack.enter_context(Journal(f / layout.JOURNAL)) if (f / layout.JOURNAL).exists() else None
-            for _, _, f in stages
+            for _, _, f in phases
         ]
         commits = [journal.commits() if journal else [] for journal in journals]
-        for i, (name, options, folder) in enumerate(stages):
-            needed = i + 1 == len(stages) or needs_start(stages[i + 1][1].slime, commits[i + 1])
+        for i, (name, options, folder) in enumerate(phases):
+            needed = i + 1 == len(phases) or needs_start(phases[i + 1][1].slime, commits[i + 1])
             journal = journals[i]
             if journal and commits[i] and needed:
                 _whole(name, options.slime, folder, journal, say)
         write_metrics(
-            run_dir, {name: journal for (name, _, _), journal in zip(stages, journals, strict=True) if journal}
+            run_dir, {name: journal for (name, _, _), journal in zip(phases, journals, strict=True) if journal}
         )
 
 
 def _whole(name: str, s: SlimeOptions, folder: pathlib.Path, journal: Journal, say: Say) -> None:
-    """The stage's last commit is in a whole checkpoint, if need be after a rollback."""
+    """The phase's last commit is in a whole checkpoint, if need be after a rollback."""
     commits = journal.commits()
     found = _damage(s, commits[-1].checkpoint)
     if not found:

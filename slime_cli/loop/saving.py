@@ -39,7 +39,7 @@ class Saving:
     checkpoint: str
     steps: list[Step]
     seconds: float
-    """What the stage took so far."""
+    """What the phase took so far."""
     stopped: bool
     """``--stop-at-loss`` was reached in it."""
 
@@ -115,7 +115,7 @@ class Saver:
         return targets.reference(self.s, self.buffer.commits())
 
     def _outdated(self) -> list[str]:
-        """Checkpoints of this stage that nothing needs any more. Others beside them are somebody else's."""
+        """Checkpoints of this phase that nothing needs any more. Others beside them are somebody else's."""
         made = list(dict.fromkeys(c.checkpoint for c in self.buffer.commits()))
         kept = {*made[-self.s.keep_checkpoints :], self.updated_reference()}
         return [path for path in made if path not in kept and pathlib.Path(path).exists()]

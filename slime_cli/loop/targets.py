@@ -22,7 +22,7 @@ KEEP_WEIGHTS = 2
 
 
 def root(s: SlimeOptions, folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
-    """The folder of a stage's checkpoints. In ``--save`` each stage of a run with several has a folder of its own, as
+    """The folder of a phase's checkpoints. In ``--save`` each phase of a run with several has a folder of its own, as
     in the run directory."""
     return (pathlib.Path(s.save) / folder.relative_to(run_dir) if s.save else folder / layout.CHECKPOINTS).resolve()
 
@@ -41,7 +41,7 @@ def check_folders(
 
 
 def refuse_others(root: pathlib.Path, journal: Journal | None) -> None:
-    """Steps are counted from 1 in every stage, so that saving beside another run's checkpoints would replace them."""
+    """Steps are counted from 1 in every phase, so that saving beside another run's checkpoints would replace them."""
     own = journal is not None and (journal.commits() or journal.get("saving") is not None)
     if not own and (found := [i for i in checkpoints.iterations(root) if i]):
         raise UsageError(
@@ -60,7 +60,7 @@ def exports(s: SlimeOptions) -> pathlib.Path:
 def room(
     name: str, options: Resolved, folder: pathlib.Path, run_dir: pathlib.Path, config: dict[str, Any]
 ) -> list[tuple[pathlib.Path, str, int]]:
-    """(folder, what, bytes) that a stage keeps at most at a time, estimated from the model's ``config``."""
+    """(folder, what, bytes) that a phase keeps at most at a time, estimated from the model's ``config``."""
     s = options.slime
     megatron = options.megatron
     found = memory.estimate(options, architecture.megatron_args(config))

@@ -129,10 +129,10 @@ class Rollout(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.rollou
     rollout_id: int
     groups: int
     samples: int
-    executions: int | None = None
-    """Fewer than ``samples`` where they fanned out; None in manifests older than that."""
+    trajectories: int | None = None
+    """Fewer than ``samples`` where they fanned out; None in older manifests, which may say ``executions``."""
     fates: dict[str, int]
-    """Executions by what became of them while this batch was made: ``batched`` and ``dropped:REASON``."""
+    """Trajectories by what became of them while this batch was made: ``batched`` and ``dropped:REASON``."""
     weight_versions: list[str]
     prompt_cursor_before: dict[str, int]
     prompt_cursor_after: dict[str, int]

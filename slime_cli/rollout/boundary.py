@@ -1,7 +1,7 @@
 """Where prompts enter generation and answers leave it: what may pass, and what an answer's text is to whoever judges
 it.
 
-Made once a stage; the generator and the supervised stage ask it. Invariants: no token id beyond the model's embedding
+Made once a phase; the generator and the supervised phase ask it. Invariants: no token id beyond the model's embedding
 reaches an
 engine (one ends SGLang's scheduler) or a batch; every sample that passes can be stored and trained; its tokens are as
 sampled,

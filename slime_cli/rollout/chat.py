@@ -1,7 +1,7 @@
 """From a row to tokens: the prompt that an engine continues, or an example to train on.
 
 Whatever is wrong with one row is a :class:`RowError` with its file and line, raised before the row is dealt: the Data
-Buffer decides whether it ends the run. Callers: the stage, evaluation, and the check of the data before a run starts.
+Buffer decides whether it ends the run. Callers: the phase, evaluation, and the check of the data before a run starts.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Talk:
 
 @dataclasses.dataclass(frozen=True)
 class RenderOptions:
-    """What of a stage's options decides how its rows are rendered."""
+    """The options of a phase that decide how its rows are rendered."""
 
     apply_chat_template: bool
     template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -89,7 +89,7 @@ class RenderOptions:
 
 
 class Renderer:
-    """One tokenizer with a stage's options."""
+    """One tokenizer with the options of a phase."""
 
     def __init__(self, checkpoint: str, options: RenderOptions, say: Callable[[str], None] | None = None):
         self.options = options

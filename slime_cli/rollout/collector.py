@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from slime_cli.buffer.types import Group, Sample, executions
+from slime_cli.buffer.types import Group, Sample, trajectories
 from slime_cli.rollout.client import Hold, RouterClient
 from slime_cli.rollout.concurrent import CANCEL_SECONDS
 from slime_cli.rollout.generate import Generator
@@ -227,7 +227,7 @@ class Collector[C, B]:
         self._restarted.discard(group.index)
         lost = collections.Counter(found.failed.values())
         if group.finished and (reason := await self.generator.refusal(group.finished)):
-            lost[reason] += len(executions(group.finished))
+            lost[reason] += len(trajectories(group.finished))
             self.buffer.reject(group, reason)
         elif group.finished:
             self.buffer.accept(group)

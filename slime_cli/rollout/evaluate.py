@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from slime_cli.buffer.types import Group, PromptRow, Sample, Status, executions
+from slime_cli.buffer.types import Group, PromptRow, Sample, Status, trajectories
 from slime_cli.errors import DataError
 from slime_cli.rollout.concurrent import side_by_side
 from slime_cli.rollout.generate import Generator
@@ -40,7 +40,7 @@ async def evaluate(
     failures: collections.Counter[str] = collections.Counter()
 
     async def one(i: int) -> tuple[list[float], list[Sample]]:
-        """The rewards of a prompt's executions, none when it is too long, and the samples of those that did not
+        """The rewards of a prompt's trajectories, none when it is too long, and the samples of those that did not
         fail."""
         row = source[i]
         rendered = render(row)
@@ -57,7 +57,7 @@ async def evaluate(
         failures.update(lost)
         streak.settle(bool(samples), lost)
         values = dict.fromkeys(failed, 0.0)
-        for index, siblings in executions(samples).items():
+        for index, siblings in trajectories(samples).items():
             values[index] = statistics.fmean(s.reward_value(a.eval_reward_key) for s in siblings)
         return [values[index] for index in sorted(values)], samples
 
@@ -87,7 +87,7 @@ def result_of(
         "dataset": name,
         "prompts": len(rewards_PN),
         "samples": len(truncated),
-        "executions": sum(map(len, rewards_PN)),
+        "trajectories": sum(map(len, rewards_PN)),
         "reward_mean": mean,
         "reward_standard_error": error,
         "truncated_ratio": sum(truncated) / max(len(truncated), 1),
@@ -97,7 +97,7 @@ def result_of(
 
 
 def mean_over_prompts(rewards_PN: list[list[float]]) -> tuple[float, float | None]:
-    """Mean over all executions of P prompts, and its standard error; None for one prompt, which says nothing of others.
+    """Mean over all trajectories of P prompts, and its standard error; None for a single prompt.
 
     Answers to one prompt are not independent (at temperature 0 they are the same), prompts are: the error is the
     linearised one

@@ -1,7 +1,7 @@
 """What goes wrong while answers are made and judged: the first of each kind is shown at once, and a loop that gets
 nowhere ends.
 
-One for a stage; the generator and evaluation report to it. Invariants: a failure costs its trajectory and is counted by
+One for a phase; the generator and evaluation report to it. Invariants: a failure costs its trajectory and is counted by
 its
 reason; the run ends with those counts after ``--max-groups-without-progress`` groups in a row of which none was
 accepted,
@@ -69,8 +69,8 @@ class Streak:
         self.dropped: collections.Counter[str] = collections.Counter()
 
     def settle(self, accepted: bool, dropped: collections.Counter[str]) -> None:
-        """``dropped``: the executions that this one lost, by reason. Raises DataError when the streak is as long as it
-        may be."""
+        """``dropped``: the trajectories that this one lost, by reason. Raises DataError when the streak is as long as
+        allowed."""
         if accepted:
             self.length = 0
             self.dropped.clear()

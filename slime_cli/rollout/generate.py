@@ -223,7 +223,7 @@ class Generator:
         out.whole = [sample for sample in made if sample.index not in out.failed]
 
     def _failure(self, siblings: list[Sample], training: bool) -> Failure | None:
-        """Why an execution counts as failed; None when all of it is there, and fit for training."""
+        """Why a trajectory counts as failed; None when all of it is there, and fit for training."""
         if not siblings:
             return Failure("generation_empty", f"{self.custom_place} returned no sample")
         maker = self.custom_place or "the engine"

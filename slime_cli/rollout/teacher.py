@@ -73,7 +73,7 @@ def address(given: str) -> Address:
 
 
 class Teacher:
-    """One for a stage; belongs to one event loop."""
+    """One for a phase; belongs to one event loop."""
 
     def __init__(self, given: str, timeout: float):
         """``timeout``: seconds for one try of one sample."""

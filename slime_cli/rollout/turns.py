@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import EngineError
-from slime_cli.hooks.client import STATUS, log_probs_of, text_of
+from slime_cli.hooks.client import STATUS, log_probs_of, spans_of, whole
 from slime_cli.rollout import nucleus
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.concurrent import side_by_side
@@ -107,20 +107,18 @@ def append(asking: Asking, sample: Sample, pieces: list[Answer]) -> None:
     text_before = sample.response
     if not begun:
         sample.tokens = list(asking.prompt)
-    for piece in pieces:
-        meta = piece["meta_info"]
-        ids = piece["output_ids"]
-        version = str(meta.get("weight_version"))
-        sample.append(ids, log_probs=log_probs_of(sample, piece), version=version, trained=True)
-        if not sample.weight_versions or sample.weight_versions[-1] != version:
-            sample.weight_versions.append(version)
-        if asking.top_p is not None:
-            nucleus.extend(sample, piece, asking.top_p)
-    last = pieces[-1]
-    sample.status = STATUS.get(last["meta_info"]["finish_reason"]["type"], Status.FAILED)
+    answer = whole(pieces)
+    spans = spans_of(answer)
+    sample.append_spans(answer["output_ids"], spans, log_probs=log_probs_of(sample, answer), trained=True)
+    for span in spans:
+        if span.length and span.version and sample.weight_versions[-1:] != [span.version]:
+            sample.weight_versions.append(span.version)
+    if asking.top_p is not None:
+        nucleus.extend(sample, answer, asking.top_p)
+    sample.status = STATUS.get(answer["meta_info"]["finish_reason"]["type"], Status.FAILED)
     if asking.routed_experts_shape:
-        _routed_experts(sample, last, asking.routed_experts_shape)
-    sample.response = text_before + text_of(pieces)
+        _routed_experts(sample, answer, asking.routed_experts_shape)
+    sample.response = text_before + answer["text"]
     if begun:
         _join(asking, sample, begun, text_before)
 

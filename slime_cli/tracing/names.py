@@ -9,7 +9,7 @@ from typing import Literal
 SpanName = Literal[
     # the run's own process, one after another
     "wait_for_engines",
-    "begin_stage",
+    "begin_phase",
     "step",
     "wait_for_batch",
     "write_batch",

@@ -95,7 +95,7 @@ def test_a_file_of_before_there_were_siblings_is_read(tmp_path):
     assert read_parquet(path) == [dataclasses.replace(s, part=0) for s in SIBLINGS]
 
 
-def test_siblings_share_their_execution_in_a_batch():
+def test_siblings_share_their_trajectory_in_a_batch():
     batch = TrainBatch.from_samples([*SIBLINGS, dataclasses.replace(SIBLINGS[0], index=5)], reward_key="score")
     np.testing.assert_array_equal(batch.sample_index_N, [4, 4, 5])
     np.testing.assert_array_equal(batch.rewards_N, [1.0, 0.5, 1.0])

@@ -101,6 +101,23 @@ def test_a_trajectory_that_was_finished_and_is_left_out_later_is_in_no_batch(tmp
     buffer.close()
 
 
+def test_a_sample_that_tells_no_version_counts_from_when_its_group_was_leased(tmp_path):
+    buffer = opened(tmp_path, batch=2)
+    buffer.steps_per_rollout = 2
+    for version, told in ((3, False), (4, True)):
+        (group,) = buffer.lease(1, version=version)
+        made = dataclasses.replace(answered(group.pending[0], version * 2), reward=1.0)
+        buffer.finish(group, [made if told else dataclasses.replace(made, spans=[])], {})
+        buffer.accept(group)
+    batch = buffer.make(buffer.choose(5))
+    assert batch.staleness(10, 2).tolist() == [2, 1] and batch.untold == 1
+    buffer.close()
+    buffer = opened(tmp_path, batch=2)
+    again = buffer.replay(5, buffer.made_before(5))
+    assert again.staleness(10, 2).tolist() == [2, 1] and again.untold == 1, "as before the kill"
+    buffer.close()
+
+
 def test_a_group_that_older_weights_would_make_older_goes_out_after_those_that_they_do_not(tmp_path):
     """A kill lost the weights that wrote group 0. There is room for group 1 alone, which lacks its reward only."""
     buffer = opened(tmp_path, staleness=2)

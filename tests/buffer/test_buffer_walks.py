@@ -26,7 +26,7 @@ from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.places import Place
-from slime_cli.buffer.types import Fate, Group, PromptRow, Sample, Status, executions
+from slime_cli.buffer.types import Fate, Group, PromptRow, Sample, Status, trajectories
 from slime_cli.manifests.layout import version_name
 
 ROWS = 7
@@ -161,7 +161,7 @@ class Walk:
         return found
 
     def tell(self, samples: list[Sample]) -> None:
-        self.told |= executions(samples)
+        self.told |= trajectories(samples)
 
     def generate(self, group: Group) -> None:
         if any(self.journal.record(s.index).fate is Fate.GENERATED for s in group.pending):
@@ -173,7 +173,7 @@ class Walk:
     def finish(self, group: Group) -> None:
         self.flying.remove(group)
         made = [dataclasses.replace(s, reward=1.0) for s in self.whole(group)]
-        failed = {i: "failed" for i in executions(made) if self.rng.random() < 0.1}
+        failed = {i: "failed" for i in trajectories(made) if self.rng.random() < 0.1}
         made = [s for s in made if s.index not in failed]
         self.buffer.finish(group, made, failed)
         self.tell(made)
@@ -226,7 +226,7 @@ class Walk:
     def commit(self) -> None:
         steps = []
         for batch in self.done:
-            indices = [*executions(batch.samples)]
+            indices = [*trajectories(batch.samples)]
             for i in range(STEPS):
                 name = version_name(batch.rollout_id * STEPS + i + 1)
                 steps.append(Step(batch.rollout_id * STEPS + i + 1, batch.rollout_id, name, indices[i::STEPS]))
@@ -251,7 +251,7 @@ class Walk:
         ledger = self.journal.ledger()
         assert ledger.balanced, ledger
         found = {g.group_index: g for g in self.buffer.recovery.groups}
-        open_samples = executions(s for g in found.values() for s in g.finished)
+        open_samples = trajectories(s for g in found.values() for s in g.finished)
         open_samples |= {i: siblings for g in found.values() for i, siblings in g.partial.items()}
         for index, told in self.told.items():
             record = self.journal.record(index)
@@ -369,7 +369,7 @@ class ForgetsToSay(DataBuffer):
     """Keeps what was generated in memory only."""
 
     def generated(self, group, samples):
-        made = executions(samples)
+        made = trajectories(samples)
         group.pending = [made[s.index][0] if s.index in made else s for s in group.pending]
 
 

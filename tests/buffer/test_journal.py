@@ -14,7 +14,7 @@ import time
 import pytest
 
 from slime_cli.buffer.journal import SOURCES, Journal
-from slime_cli.buffer.types import Fate, PromptRow, Sample, Status, executions
+from slime_cli.buffer.types import Fate, PromptRow, Sample, Status, trajectories
 from slime_cli.errors import DataError, UsageError
 
 
@@ -129,7 +129,17 @@ def fanned_out(index: int, rewards: list, n: int = 4) -> list[Sample]:
     return [dataclasses.replace(done(index, n, reward), part=part) for part, reward in enumerate(rewards)]
 
 
-def test_an_execution_that_fanned_out_is_counted_and_recovered_as_one(journal):
+def test_what_is_finished_and_what_failed_beside_it_is_one_transaction(journal):
+    deal(journal, 0, 1, 4, rollout_id=0)
+    journal.finish([done(0)], {1: "reward_error", 2: "generation_error"})
+    assert journal.ledger().dropped == {"reward_error": 1, "generation_error": 1}
+    before = journal.ledger()
+    with pytest.raises(ValueError, match="sample 1 can't go DROPPED -> DROPPED"):
+        journal.finish([done(3)], {1: "reward_error"})
+    assert journal.ledger() == before, "nothing of it happened"
+
+
+def test_a_trajectory_that_fanned_out_is_counted_and_recovered_as_one(journal):
     deal(journal, 0, 1, 4, 0)
     siblings = fanned_out(1, [1.0, {"score": 0.5}, 0.0])
     journal.finish([done(0), *siblings])
@@ -147,7 +157,7 @@ def test_an_execution_that_fanned_out_is_counted_and_recovered_as_one(journal):
     assert [c.samples for c in journal.commits()] == [2]
 
 
-def test_two_samples_of_an_execution_that_are_the_same_part_are_refused(journal):
+def test_two_samples_of_a_trajectory_that_are_the_same_part_are_refused(journal):
     deal(journal, 0, 1, 4, 0)
     with pytest.raises(ValueError, match=r"sample 1 is named twice: its siblings are parts \[0, 0\]"):
         journal.finish([done(0), done(1), done(1)])
@@ -460,7 +470,7 @@ def work_until_killed(path: str, acknowledged: str) -> None:
         step = recovery.committed.step + 1 if recovery.committed else 0
         group = recovery.next_group_index
         waiting = [i for ids in recovery.replay.values() for i in ids]
-        finished = executions(s for g in recovery.groups for s in g.finished)
+        finished = trajectories(s for g in recovery.groups for s in g.finished)
         assert all([s.part for s in siblings] == list(range(1 + i % 3)) for i, siblings in finished.items()), (
             "siblings came apart"
         )

@@ -20,7 +20,7 @@ from slime_cli.rollout.failures import Failures
 from slime_cli.screen import Screen
 from slime_cli.tracing.spans import Tracer
 
-RESULT = {"reward_mean": 0.5, "prompts": 2, "executions": 4, "left_out": 1, "failures": {"reward_error": 1}}
+RESULT = {"reward_mean": 0.5, "prompts": 2, "trajectories": 4, "left_out": 1, "failures": {"reward_error": 1}}
 
 
 @pytest.fixture

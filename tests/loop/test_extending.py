@@ -38,7 +38,7 @@ def run(tmp_path):
 
 def reopen(resolved: Resolved, run_dir: pathlib.Path, rollouts=None) -> list[str]:
     said = []
-    extending.reopen(attempts.stages(resolved, run_dir), run_dir, rollouts or {}, said.append)
+    extending.reopen(attempts.phases(resolved, run_dir), run_dir, rollouts or {}, said.append)
     return said
 
 

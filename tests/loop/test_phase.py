@@ -173,11 +173,11 @@ async def test_what_a_step_commits_is_what_it_trained(opening_of, tmp_path):
     assert [{i for i, r in records.items() if r.step == step} for step in (1, 2)] == by_step
     assert (records[2].fate, records[2].reason) == (Fate.DROPPED, "oversize")
     assert ledger.balanced and (ledger.dispatched, ledger.trained, ledger.dropped) == (5, 4, {"oversize": 1})
-    assert (line["samples"], line["executions"], line["dropped"]) == (7, 4, {"oversize": 1})
+    assert (line["samples"], line["trajectories"], line["dropped"]) == (7, 4, {"oversize": 1})
     assert (line["step"], line["staleness_max"]) == (2, 0)
     assert line["reward_mean"] == pytest.approx(((2 + 3 + 2) / 3 + 2 + 2 + 2) / 4)
     manifest = json.loads((layout.rollout(tmp_path, 0) / "manifest.json").read_text())
-    found = (manifest["samples"], manifest["executions"], manifest["fates"])
+    found = (manifest["samples"], manifest["trajectories"], manifest["fates"])
     assert found == (7, 4, {"batched": 4, "dropped:oversize": 1})
 
 
@@ -296,7 +296,7 @@ async def test_a_batch_on_disk_that_can_not_be_trained_is_named_and_dropped_by_i
         line = await rollout(phase)
         ledger = phase.buffer.ledger()
         assert ledger.balanced and ledger.dropped == {"oversize": 2, "drop_rollouts": 4}
-        assert ledger.trained == line["executions"] == 4
+        assert ledger.trained == line["trajectories"] == 4
     async with opening_of(drop_rollouts=[0, 8]) as phase:
         assert phase.buffer.ledger() == ledger, "the same command again drops nothing more"
 

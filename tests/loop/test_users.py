@@ -103,7 +103,7 @@ async def test_a_rollout_of_a_users_own_is_a_batch_and_what_it_left_out_is_dropp
 
 async def test_an_evaluation_of_a_users_own(hook: Any):
     ((result, samples),) = await Users(ARGS, CLIENT, eval_rollout=hook("eval_rollout", "evaluate")).evaluated(3)
-    assert (result["dataset"], result["prompts"], result["executions"], len(samples)) == ("mine", 2, 4, 4)
+    assert (result["dataset"], result["prompts"], result["trajectories"], len(samples)) == ("mine", 2, 4, 4)
     assert result["reward_mean"] == 0.375 and result["truncated_ratio"] == 0.25
 
 

@@ -52,3 +52,22 @@ def test_a_bound_that_can_be_kept_passes(values):
 def test_generation_beside_training_is_one_rollout_behind_unless_told_otherwise(schedule, bound):
     assert derived(SlimeOptions(schedule=schedule), {}).get(("slime", "max_staleness")) == bound
     assert ("slime", "max_staleness") not in derived(SlimeOptions(schedule=schedule, max_staleness=4), {})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"schedule": "one-step-off", "max_staleness": 1}, "no more than 8 groups can be under way"),
+        ({"schedule": "one-step-off", "max_staleness": 2}, None),
+        ({"max_staleness": 0}, "no more than 8 groups can be under way"),
+        ({"max_staleness": 1}, None),
+        ({"max_staleness": None}, None),
+        (
+            {"schedule": "async", "max_staleness": 4},
+            "--over-sampling-batch-size 16 has no effect with --schedule async",
+        ),
+    ],
+)
+def test_a_surplus_that_the_bound_does_not_allow_is_a_warning(values, said):
+    found = checked(over_sampling_batch_size=16, partial_rollout=True, **values)
+    assert (len(found) == 1 and said in found[0]) if said else not found

@@ -1,4 +1,4 @@
-"""Rollout and evaluation with a scripted generate function: executions that fan out, fail, and are told what they may
+"""Rollout and evaluation with a scripted generate function: trajectories that fan out, fail, and are told what they may
 return."""
 
 import asyncio
@@ -13,7 +13,7 @@ from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.places import Place
-from slime_cli.buffer.types import PromptRow, Sample, Status, executions
+from slime_cli.buffer.types import PromptRow, Sample, Status, trajectories
 from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.boundary import Boundary
@@ -161,7 +161,7 @@ def line_of(text):
     return FUNCTIONS.split("\n").index(text) + 1
 
 
-async def test_one_execution_fans_out_and_its_siblings_are_rewarded_and_kept_together(path, journal):
+async def test_one_trajectory_fans_out_and_its_siblings_are_rewarded_and_kept_together(path, journal):
     script = {0: ("0",), 1: [("0",), ("wrong",), ("own", 0.25)], 2: [("0",)]}
     result = await rollout(journal, options(path, script))
     (group,) = result.groups
@@ -177,7 +177,7 @@ async def test_one_execution_fans_out_and_its_siblings_are_rewarded_and_kept_tog
     assert list(journal.recover().groups[0].finished) == group.finished, "the next attempt has all of it"
 
 
-async def test_an_execution_is_dropped_whole_with_the_reason_of_the_first_that_failed(path, journal):
+async def test_a_trajectory_is_dropped_whole_with_the_reason_of_the_first_that_failed(path, journal):
     script = {
         0: [],
         1: [("fine",), ("x", None, Status.ABORTED), ("x", None, Status.FAILED)],
@@ -222,7 +222,7 @@ async def test_what_is_no_sample_ends_the_run_and_names_the_function(path, journ
         await rollout(journal, options(path, generate=generate))
 
 
-async def test_each_step_commits_the_executions_that_it_trained(path, journal):
+async def test_each_step_commits_the_trajectories_that_it_trained(path, journal):
     """What the conductor writes is what the trainer's own split holds."""
     script = {0: [("0",)] * 3, 1: ("0",), 2: [("0",)] * 2, 3: ("1",)}
     buffer = buffer_of(journal, 4)
@@ -230,21 +230,21 @@ async def test_each_step_commits_the_executions_that_it_trained(path, journal):
     async with RewardPool(1, 10) as rewards:
         result = await collected(Generator(args, client(), rewards), buffer)
     samples = result.groups[0].finished
-    journal.batched(executions(samples), 0)
+    journal.batched(trajectories(samples), 0)
     parts = packing.split_steps([s.index for s in samples], 2)
     assert [len(part) for part in parts] == [4, 3]
-    steps = [(step, 0, "v", list(executions(samples[i] for i in part))) for step, part in enumerate(parts)]
+    steps = [(step, 0, "v", list(trajectories(samples[i] for i in part))) for step, part in enumerate(parts)]
     journal.commit(steps=steps, checkpoint="c")
     assert [journal.record(i).step for i in range(4)] == [0, 0, 1, 1] and journal.ledger().balanced
 
 
-async def test_in_evaluation_an_execution_scores_the_mean_of_its_siblings(path):
+async def test_in_evaluation_a_trajectory_scores_the_mean_of_its_siblings(path):
     script = {0: [("0",), ("wrong",), ("0",), ("0",)], 1: [], 2: [("own", 0.25)], 3: ("1", None, Status.TRUNCATED)}
     args = options(path, script, n_samples_per_eval_prompt=2)
     async with RewardPool(1, 10) as rewards:
         found = await evaluate("set", Source(), Generator(args, client(), rewards), render, lambda count: None)
     assert found["reward_mean"] == pytest.approx((0.75 + 0 + 0.25 + 1) / 4)
-    assert (found["prompts"], found["executions"], found["samples"], found["failures"]) == (
+    assert (found["prompts"], found["trajectories"], found["samples"], found["failures"]) == (
         2,
         4,
         6,
@@ -564,7 +564,7 @@ async def test_an_evaluation_of_which_no_row_can_be_used_says_so(path):
 async def test_an_evaluation_counts_what_failed_by_reason(path):
     shown = []
     found = await evaluated(path, ["fine", "raise", "fine", "fine"], failures=Failures(4, shown.append))
-    assert found["failures"] == {"generation_error": 1} and found["executions"] == 4 and len(shown) == 1
+    assert found["failures"] == {"generation_error": 1} and found["trajectories"] == 4 and len(shown) == 1
     assert found["reward_mean"] == pytest.approx(1 / 4), (
         "the answers are 0, 0 is the first prompt's label, and one failed"
     )
