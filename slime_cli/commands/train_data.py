@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from slime_cli.buffer.sources.open import PromptSource, evaluations_of, prompts_of
 from slime_cli.buffer.types import PromptRow
 from slime_cli.errors import UsageError
+from slime_cli.options.derive import longest
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
 from slime_cli.rollout import template, usable
@@ -95,8 +96,11 @@ def check_lengths(s: SlimeOptions, context: int) -> None:
     """The longest prompt and answer must fit the model's context."""
     prompt = s.rollout_max_prompt_len or 1
     answer = s.rollout_max_response_len
-    if answer and prompt + answer > context:
+    tokens = longest(s, prompt=1)
+    if answer and tokens > context:
         lengths = f"--rollout-max-prompt-len {prompt} + --rollout-max-response-len {answer}"
+        if tokens == s.rollout_max_context_len:
+            lengths = f"--rollout-max-context-len {tokens}"
         raise UsageError(f"{lengths} is more than the model's {context} positions", "lower one of them")
 
 

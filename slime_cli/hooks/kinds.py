@@ -225,7 +225,10 @@ def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
     return {name: value for name, value in offered.items() if name in by_name}
 
 
-SLIMES = {"slime.rollout.filter_hub.dynamic_sampling_filters.": "slime_cli.hooks.filters."}
+SLIMES = {
+    "slime.rollout.filter_hub.dynamic_sampling_filters.": "slime_cli.hooks.filters.",
+    "slime.rollout.on_policy_distillation.": "slime_cli.hooks.distillation.",
+}
 """Where functions that slime's launch scripts name are here."""
 
 

@@ -17,10 +17,15 @@ FALLBACKS = {
     "eval_temperature": "rollout_temperature",
     "eval_top_p": "rollout_top_p",
     "eval_max_response_len": "rollout_max_response_len",
+    "eval_top_k": "rollout_top_k",
     "eval_input_key": "input_key",
     "eval_label_key": "label_key",
+    "eval_tool_key": "tool_key",
+    "eval_max_context_len": "rollout_max_context_len",
 }
 """slime dest -> slime dest whose value it takes when not given."""
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+"""slime's own function for rollouts that are generated all the time."""
 MAX_LOGPROB_DIFF = 0.5
 """Bfloat16 gives about 0.02, weights of fewer bits some tenths; engines that hold other weights give nats."""
 
@@ -31,6 +36,7 @@ def derived(slime: SlimeOptions, megatron: dict[str, Any]) -> dict[tuple[str, st
     for dest, source in FALLBACKS.items():
         if getattr(slime, dest) is None and getattr(slime, source) is not None:
             found["slime", dest] = getattr(slime, source)
+    _lengths(slime, found)
     _batch(slime, megatron, found)
     if slime.n_samples_per_prompt == 1 and slime.grpo_std_normalization:
         found["slime", "grpo_std_normalization"] = False
@@ -42,7 +48,9 @@ def derived(slime: SlimeOptions, megatron: dict[str, Any]) -> dict[tuple[str, st
         found["slime", "opd_type"] = "sglang" if slime.opd_teacher_url else "megatron"
     if slime.max_logprob_diff is None and not slime.custom_generate_function_path:
         found["slime", "max_logprob_diff"] = MAX_LOGPROB_DIFF
-    if slime.max_staleness is None and slime.schedule != "sync":
+    if slime.schedule is None:
+        found["slime", "schedule"] = "async" if slime.rollout_function_path == FULLY_ASYNC else "sync"
+    if slime.max_staleness is None and (slime.schedule or found["slime", "schedule"]) != "sync":
         found["slime", "max_staleness"] = 1
     if slime.rollout_num_gpus is None:
         found["slime", "rollout_num_gpus"] = _engine_devices(slime)
@@ -72,6 +80,24 @@ def evaluation_sets(slime: SlimeOptions) -> list[tuple[str, str]]:
         inside = rest if colon and scheme in ("reasoning-gym", "datasets") else source
         return [(pathlib.PurePath(inside.partition("?")[0]).stem or source, words[0])]
     return list(zip(words[::2], words[1::2], strict=False))
+
+
+def longest(slime: SlimeOptions, prompt: int = 0) -> int:
+    """Tokens that a sample can have, as far as options bound them; ``prompt`` stands in where none bounds prompts."""
+    whole = (slime.rollout_max_prompt_len or prompt) + (slime.rollout_max_response_len or 0)
+    return min(whole, slime.rollout_max_context_len or whole)
+
+
+def _lengths(slime: SlimeOptions, found: dict[tuple[str, str], Any]) -> None:
+    """A prompt leaves room for one token of an answer."""
+    if slime.loss_type == "sft_loss":
+        return
+    together = slime.rollout_max_context_len
+    if slime.rollout_max_prompt_len is None and together:
+        found["slime", "rollout_max_prompt_len"] = together - 1
+    bounds = [slime.rollout_max_prompt_len, (slime.eval_max_context_len or together or 0) - 1]
+    if slime.eval_max_prompt_len is None and (given := [bound for bound in bounds if bound and bound > 0]):
+        found["slime", "eval_max_prompt_len"] = min(given)
 
 
 def _batch(slime: SlimeOptions, megatron: dict[str, Any], found: dict) -> None:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_cli.options.checks.placement import layout
+from slime_cli.options.derive import longest
 from slime_cli.options.resolve import Resolved
 from slime_cli.options.spec import expand
 
@@ -153,7 +154,7 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
     held += experts
     if megatron.get("optimizer_cpu_offload"):
         shared *= 1 - megatron.get("optimizer_offload_fraction", 1.0)
-    per_sample = (slime.rollout_max_prompt_len or 0) + (slime.rollout_max_response_len or 0)
+    per_sample = longest(slime)
     tokens = slime.max_tokens_per_gpu or megatron.get("micro_batch_size", 1) * per_sample // sizes["cp"]
     logits = tokens * model.vocab / tp * 4
     chunk = slime.log_probs_chunk_size
@@ -173,7 +174,7 @@ def _engine(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str
     tp = sizes["engine_tp"]
     width = 4 if resolved.sglang.get("dtype") == "float32" else 2
     per_token = model.layers * model.cached // min(tp, model.heads_cached) * width
-    per_sample = (slime.rollout_max_prompt_len or 0) + (slime.rollout_max_response_len or 0)
+    per_sample = longest(slime)
     samples = (slime.rollout_batch_size or 0) * slime.n_samples_per_prompt
     at_once = min(slime.sglang_server_concurrency, -(-samples // sizes["engines"]) or slime.sglang_server_concurrency)
     parts = {

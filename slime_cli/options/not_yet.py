@@ -16,7 +16,7 @@ _TEXT = """
     leave it out: the trainer publishes whole versions as files under the run directory, and each engine loads and
     proves them
 
---eval-config --eval-top-k --eval-tool-key --eval-max-prompt-len --eval-min-new-tokens --eval-max-context-len
+--eval-config
     leave it out: --eval-prompt-data takes NAME PATH pairs, and all sets are sampled with the same --eval-* options
 
 --rollout-buffer-url --fetch-trajectory-retry-times --min-batch-collection-ratio --rollout-task-type
@@ -54,10 +54,16 @@ _TEXT = """
 --rollout-external-engine-addrs
     --rollout-endpoint names a running `slime serve-rollout` by its endpoint.json
 
---use-gated-attention --post-self-attn-layernorm --post-mlp-layernorm --qwen-gdn-backend --freeze-indexer
---megatron-deepgemm-forward-layers --megatron-deepgemm-forward-modules --megatron-deepgemm-moe-forward-layers
---megatron-deepgemm-moe-forward-modules --allgather-cp
-    this part of such a model is not trained here: take a model without it (docs/models.md lists them)
+--use-gated-attention --qwen-gdn-backend
+    models with gated attention and linear layers (Qwen3-Next, Qwen3.5, Qwen3.6) are not trained here: docs/models.md
+    lists those that are
+
+--post-self-attn-layernorm --post-mlp-layernorm
+    models with a norm behind attention and MLP (dense GLM-4) are not trained here: docs/models.md lists those that are
+
+--allgather-cp --freeze-indexer --megatron-deepgemm-forward-layers --megatron-deepgemm-forward-modules
+--megatron-deepgemm-moe-forward-layers --megatron-deepgemm-moe-forward-modules
+    models with sparse attention (GLM-5, DeepSeek-V3.2) are not trained here: docs/models.md lists those that are
 
 --enable-mtp-training
     leave it out: layers that predict several tokens (MTP) are not trained
@@ -65,20 +71,11 @@ _TEXT = """
 --multimodal-keys
     only text is trained: leave it out, and give data without images
 
---model-name
-    leave it out: config.json of --hf-checkpoint says which model it is
-
 --custom-config-path
     leave it out: a function of yours reads its own file, or the options that `args` holds
 
 --data-pad-size-multiplier --log-probs-max-tokens-per-gpu
     leave it out: --max-tokens-per-gpu bounds a micro-batch
-
---loss-mask-type
-    leave it out: which tokens are trained follows from the chat template itself
-
---rollout-max-context-len
-    bound the parts: --rollout-max-prompt-len and --rollout-max-response-len
 
 --rollout-data-transport
     leave it out: samples reach the trainer through Ray's object store

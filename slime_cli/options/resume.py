@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from slime_cli.errors import UsageError
-from slime_cli.options import catalogue, own
+from slime_cli.options import catalogue, derive, own
 from slime_cli.options.layers import SECTIONS, from_map
 from slime_cli.options.resolve import Resolved
 
@@ -108,9 +108,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def _known(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """With defaults of what slime had no option for yet."""
-    defaults = {option.dest: option.default for option in own.OPTIONS} if section == "slime" else {}
-    return defaults | dict(values)
+    """With what options were that slime did not have yet: their defaults, or what follows from others."""
+    if section != "slime":
+        return dict(values)
+    known = {option.dest: values.get(option.dest, option.default) for option in own.OPTIONS}
+    filled = derive.derived(own.SlimeOptions(**known), {})
+    new = known.keys() - values.keys()
+    return known | {dest: value for (_, dest), value in filled.items() if dest in new} | dict(values)
 
 
 def _sections(phase: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -54,35 +54,52 @@ class Talk:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Tokens that there may be."""
+
+    prompt: int | None = None
+    """Longer prompts are left out."""
+    answer: int = 1
+    """1 where a function of the user's decides."""
+    together: int | None = None
+    """An answer is cut there."""
+
+    @classmethod
+    def of(cls, prompt: int | None, answer: int | None, together: int | None, users: bool) -> "Lengths":
+        """``users``: a function of the user's decides how long an answer is."""
+        return cls(prompt, 1 if users or not answer else answer, together)
+
+    def room(self, prompt: int) -> int:
+        """For the answer to a prompt of so many tokens."""
+        return self.answer if self.together is None else max(1, min(self.answer, self.together - prompt))
+
+
+@dataclasses.dataclass(frozen=True)
 class RenderOptions:
     """The options of a phase that decide how its rows are rendered."""
 
     apply_chat_template: bool
     template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    max_prompt: int | None = None
     special_tokens: str | None = None
     """text, refuse or allow; None: text with a chat template, refuse without."""
     context: int | None = None
-    """Tokens of a prompt with its answer."""
-    answer: int = 1
-    """Tokens that an answer may have; 1 where a function of the user's decides."""
-    eval_answer: int = 1
+    """Tokens of a prompt with its answer that the model takes."""
+    training: Lengths = Lengths()
+    evaluation: Lengths = Lengths()
     stop_token_ids: tuple[int, ...] = ()
     stop_texts: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, s: SlimeOptions, context: int | None) -> "RenderOptions":
         """``s``: slime's own options."""
-        budgets = (s.rollout_max_response_len, s.eval_max_response_len)
-        answer, eval_answer = (1 if s.custom_generate_function_path or not budget else budget for budget in budgets)
+        users = bool(s.custom_generate_function_path)
         return cls(
             apply_chat_template=s.apply_chat_template,
             template_kwargs=s.apply_chat_template_kwargs,
-            max_prompt=s.rollout_max_prompt_len,
             special_tokens=s.special_tokens_in_data,
             context=context,
-            answer=answer,
-            eval_answer=eval_answer,
+            training=Lengths.of(s.rollout_max_prompt_len, s.rollout_max_response_len, s.rollout_max_context_len, users),
+            evaluation=Lengths.of(s.eval_max_prompt_len, s.eval_max_response_len, s.eval_max_context_len, users),
             stop_token_ids=tuple(s.rollout_stop_token_ids or ()),
             stop_texts=tuple(s.rollout_stop or ()),
         )
@@ -113,22 +130,22 @@ class Renderer:
 
     def prompt(self, row: PromptRow) -> Rendered | None:
         """What the engine is to continue; None when it is longer than ``--rollout-max-prompt-len``. Raises RowError."""
-        return self._continued(row, self.options.answer)
+        return self._continued(row, self.options.training)
 
     def eval_prompt(self, row: PromptRow) -> Rendered | None:
-        """As :meth:`prompt`, with room for an answer in evaluation."""
-        return self._continued(row, self.options.eval_answer)
+        """As :meth:`prompt`, with the lengths of an evaluation."""
+        return self._continued(row, self.options.evaluation)
 
-    def _continued(self, row: PromptRow, answer: int) -> Rendered | None:
+    def _continued(self, row: PromptRow, lengths: Lengths) -> Rendered | None:
         rendered = self._opening(self._talk(row)) if self.apply else self._prompt(row)
-        if self._too_long(rendered):
+        if self._too_long(rendered, lengths):
             return None
         fix = "--rollout-max-prompt-len leaves longer prompts out and counts them; --on-bad-row skip does too"
-        self._check_context(row, len(rendered.tokens), max(answer, ROOM), fix)
+        self._check_context(row, len(rendered.tokens), max(lengths.room(len(rendered.tokens)), ROOM), fix)
         return rendered
 
-    def _too_long(self, prompt: Rendered) -> bool:
-        return self.options.max_prompt is not None and len(prompt.tokens) > self.options.max_prompt
+    def _too_long(self, prompt: Rendered, lengths: Lengths) -> bool:
+        return lengths.prompt is not None and len(prompt.tokens) > lengths.prompt
 
     def _check_context(self, row: PromptRow, tokens: int, answer: int, fix: str) -> None:
         """An engine refuses a prompt that leaves no room for the answer that is asked for."""

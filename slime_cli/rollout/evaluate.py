@@ -33,6 +33,8 @@ async def evaluate(
     params = generator.sampling_params() | {
         "temperature": a.eval_temperature,
         "top_p": a.eval_top_p,
+        "top_k": a.eval_top_k,
+        "min_new_tokens": a.eval_min_new_tokens,
         "max_new_tokens": a.eval_max_response_len,
     }
     n = a.n_samples_per_eval_prompt

@@ -74,6 +74,14 @@ def _nothing_said(samples: list[Sample]) -> None:
     """Nobody keeps samples whose reward is still to come."""
 
 
+def shortened(params: dict[str, Any], together: int | None, prompt: int) -> dict[str, Any]:
+    """``params`` for an answer to a prompt of so many tokens that is cut where both have ``together``."""
+    if together is None:
+        return params
+    bounds = [bound for bound in (params["max_new_tokens"], together - prompt) if bound is not None]
+    return params | {"max_new_tokens": min(bounds)}
+
+
 class Generator:
     """``args`` is what hooks get. ``ends`` says whether an interrupted trajectory stays so."""
 
@@ -245,7 +253,8 @@ class Generator:
         are those of an evaluation. Raises DataError for a prompt that the model can't take.
         """
         training = params is None
-        params = params or self.sampling_params()
+        together = self.args.rollout_max_context_len if training else self.args.eval_max_context_len
+        params = shortened(params or self.sampling_params(), together, len(group.rendered.tokens))
         self.boundary.prompt(group.row, group.rendered.tokens)
         if self.custom:
             calls = (self._custom(sample, params, group.rendered.tokens, not training) for sample in group.pending)

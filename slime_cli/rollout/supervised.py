@@ -31,7 +31,7 @@ class SupervisedRenderer(Renderer):
             opening = self._spelled(talk, text)
         else:
             opening = self._prompt(row)
-        if self._too_long(opening):
+        if self._too_long(opening, self.options.training):
             return None
         if not opening.tokens:
             reason = "nothing comes before the answer, so its first token cannot be predicted"

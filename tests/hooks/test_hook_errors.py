@@ -98,6 +98,7 @@ async def test_the_generator_names_it(tmp_path: pathlib.Path):
         custom_generate_function_path=f"{files['mine']}:f",
         dynamic_sampling_filter_path=None,
         rollout_sample_hook_path=None,
+        eval_max_context_len=None,
     )
     client = types.SimpleNamespace(alive=lambda: None, call=contextlib.nullcontext, aborts=0)
     generator = Generator(args, client, types.SimpleNamespace())

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from slime_cli.errors import UsageError
 from slime_cli.options.checks import check, layout, off_policy
-from slime_cli.options.derive import evaluation_sets
+from slime_cli.options.derive import FULLY_ASYNC, evaluation_sets, longest
 from slime_cli.options.memory import estimate
 from slime_cli.options.render import render
 from slime_cli.options.resolve import Resolved, resolve
@@ -72,6 +72,19 @@ def test_a_sound_run_has_no_warnings():
         ("--debug-train-only", "it goes with --loss-type sft_loss"),
         ("--disable-compute-advantages-and-returns", "it goes with --loss-type sft_loss"),
         ("--rollout-function-path slime.rollout.sft_rollout.generate_rollout", "give --loss-type sft_loss"),
+        ("--spec slime_plugins.models.qwen3_5 get_qwen3_5_spec", "Qwen3.5 and Qwen3.6, models with linear attention"),
+        ("--spec slime_plugins.models.glm5.glm5 f", "GLM-5, a model with sparse attention, which is not trained here"),
+        (
+            "--spec my.module f",
+            "--spec my.module f has no effect here | leave it out: a model follows from config.json",
+        ),
+        ("--custom-rm-path slime.rollout.on_policy_distillation.reward_func", "give --use-opd --opd-teacher-url"),
+        ("--rollout-max-context-len 5 --rollout-max-prompt-len 5", "leaves no room for an answer"),
+        (
+            "--rollout-max-context-len 9 --rollout-max-response-len 5 --sglang-context-length 8",
+            "--sglang-context-length 8 is below --rollout-max-context-len 9",
+        ),
+        (f"--rollout-function-path {FULLY_ASYNC} --schedule sync", "--schedule sync | leave one of the two out"),
         (
             "--rollout-function-path slime.rollout.a.b",
             "slime's own function, which is not here | leave it out: --schedule",
@@ -240,6 +253,58 @@ def test_what_slimes_scripts_say_of_what_is_so_anyway():
     assert check(resolved(more, GOOD.replace("--rm-type math", sft))) == []
     assert check(resolved("--rollout-function-path slime.rollout.sglang_rollout.generate_rollout")) == []
     assert check(resolved("--no-offload-train")) == ["--no-offload-train has no effect here: nothing is offloaded"]
+
+
+def test_what_says_again_what_the_model_says_is_a_warning():
+    sft = GOOD.replace("--rm-type math", "--loss-type sft_loss")
+    assert check(resolved("--model-name qwen3 --loss-mask-type qwen3", sft)) == [
+        "--model-name has no effect beside --hf-checkpoint: its config.json says which model it is",
+        "--loss-mask-type has no effect here: the chat template itself says which tokens are an assistant's, "
+        "whatever its kind",
+    ]
+    assert check(resolved("--loss-mask-type qwen3")) == [
+        "--loss-mask-type has no effect with --loss-type policy_loss, only with sft_loss"
+    ]
+
+
+def test_slimes_fully_asynchronous_rollouts_are_a_schedule():
+    found = resolved(f"--rollout-function-path {FULLY_ASYNC} --use-tis")
+    assert (found.slime.schedule, found.slime.max_staleness) == ("async", 1)
+    (said,) = check(found)
+    assert said.endswith("is --schedule async here, with --max-staleness 1: slime has no such bound")
+    assert check(resolved(f"--rollout-function-path {FULLY_ASYNC} --use-tis --schedule async")) == []
+    assert resolved().slime.schedule == "sync"
+
+
+def test_slimes_functions_of_distillation_go_with_its_option():
+    path = "slime.rollout.on_policy_distillation."
+    functions = f"--custom-rm-path {path}reward_func --custom-reward-post-process-path {path}post_process_rewards"
+    base = GOOD.replace("--rm-type math", functions)
+    assert check(resolved("--use-opd --opd-teacher-url http://h:1/generate", base)) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "prompt", "evaluated", "together"),
+    [
+        ("", None, None, 5),
+        ("--rollout-max-context-len 9", 8, 8, 9),
+        ("--rollout-max-context-len 9 --rollout-max-prompt-len 3", 3, 3, 8),
+        ("--rollout-max-context-len 20 --rollout-max-prompt-len 3 --eval-max-context-len 3", 3, 2, 8),
+        ("--eval-max-prompt-len 7 --rollout-max-prompt-len 4", 4, 7, 9),
+        ("--eval-max-context-len 3", None, 2, 5),
+    ],
+)
+def test_a_prompt_leaves_room_for_an_answer(more, prompt, evaluated, together):
+    found = resolved(f"--rollout-max-response-len 5 {more}").slime
+    assert (found.rollout_max_prompt_len, found.eval_max_prompt_len, longest(found)) == (prompt, evaluated, together)
+
+
+def test_evaluation_takes_over_what_it_is_not_given():
+    given = "--rollout-top-k 5 --use-top-p-replay --tool-key t --rollout-max-context-len 9"
+    found = resolved(given).slime
+    assert (found.eval_top_k, found.eval_tool_key, found.eval_max_context_len) == (5, "t", 9)
+    found = resolved(f"{given} --eval-top-k 1 --eval-tool-key u --eval-max-context-len 8").slime
+    assert (found.eval_top_k, found.eval_tool_key, found.eval_max_context_len) == (1, "u", 8)
 
 
 def test_an_embedding_is_never_padded():

@@ -85,6 +85,10 @@ def test_an_option_that_slime_had_not_yet_was_at_its_default():
     now = resume.recorded(resolve(BASE.split()))
     before = now | {"slime": {dest: value for dest, value in now["slime"].items() if dest != "schedule"}}
     assert resume.changes(before, now) == []
+    new = ("eval_top_k", "eval_tool_key", "max_staleness")
+    async_ = resume.recorded(resolve([*BASE.split(), "--schedule", "async"]))
+    before = async_ | {"slime": {dest: value for dest, value in async_["slime"].items() if dest not in new}}
+    assert resume.changes(before, async_) == [], "what follows from others is not a change"
     gone = now | {"slime": now["slime"] | {"of_an_older_slime": 1}}
     assert [str(change) for change in resume.changes(gone, now)] == ["--of-an-older-slime was 1, now not given"]
 

@@ -128,15 +128,24 @@ CALLS = [
 ]
 
 
+KEYS = {"prompt": "max_prompt", "answer": "answer", "together": "together"}
+LENGTHS = {prefix + key: name for name, key in KEYS.items() for prefix in ("", "eval_")}
+
+
 @pytest.fixture
 def render(renderer, monkeypatch):
-    """``(template, **options)``: the renderer with another template."""
+    """``(template, **options)``: the renderer with another template; lengths by their names, those of an evaluation
+    with ``eval_`` before them."""
 
     def change(template=None, stops=None, **options):
         if template:
             monkeypatch.setattr(renderer.tokenizer, "chat_template", template)
         if stops:
             monkeypatch.setattr(renderer, "stops", {renderer.tokenizer.convert_tokens_to_ids(t) for t in stops})
+        given = {name: options.pop(name) for name in LENGTHS if name in options}
+        for field, prefix in (("training", ""), ("evaluation", "eval_")):
+            mine = {name: given[key] for key, name in LENGTHS.items() if key in given and key == prefix + KEYS[name]}
+            options[field] = dataclasses.replace(getattr(renderer.options, field), **mine)
         options = dataclasses.replace(renderer.options, **options)
         monkeypatch.setattr(renderer, "options", options)
         monkeypatch.setattr(renderer, "apply", options.apply_chat_template)
@@ -314,6 +323,10 @@ def test_a_prompt_and_its_answer_must_fit_the_model(render):
     row = PromptRow("abcdef", None, {}, "data.jsonl", 7)
     assert render(context=16, answer=8, max_prompt=8).prompt(row) is None, "left out, as asked"
     assert len(render(context=16, answer=8, eval_answer=7, max_prompt=None).eval_prompt(row).tokens) == 9
+    assert render(context=16, eval_max_prompt=8).eval_prompt(row) is None
+    assert len(render(context=16, answer=8, together=16).prompt(row).tokens) == 9, "the answer is cut at 16"
+    with pytest.raises(RowError, match="it has 9 tokens, 8 are kept"):
+        render(context=16, answer=8, together=17).prompt(row)
     with pytest.raises(RowError, match="it has 13 tokens, and the model takes 12") as caught:
         supervised(render(context=12), "abcdef", "abc")
     assert caught.value.kind == "beyond_context"
@@ -324,6 +337,9 @@ def test_the_options_of_a_stage():
         ["--rollout-max-response-len", "6", "--eval-max-response-len", "9", "--rollout-stop-token-ids", "3"]
     ).slime
     options = RenderOptions.of(s, 512)
-    assert (options.answer, options.eval_answer, options.context, options.stop_token_ids) == (6, 9, 512, (3,))
+    lengths = (options.training.answer, options.evaluation.answer)
+    assert (*lengths, options.context, options.stop_token_ids) == (6, 9, 512, (3,))
     own = RenderOptions.of(dataclasses.replace(s, custom_generate_function_path="f.py:f"), 512)
-    assert (own.answer, own.eval_answer) == (1, 1), "how long an answer it asks for is the function's own affair"
+    assert (own.training.answer, own.evaluation.answer) == (1, 1), (
+        "how long an answer it asks for is the function's own affair"
+    )

@@ -116,7 +116,8 @@ def options(path, script=None, *, generate="agent", reward="exact", **changes):
         "rm_type rm_url reward_key dynamic_sampling_filter_path rollout_sample_hook_path over_sampling_batch_size rollout_temperature"
         " rollout_top_p rollout_top_k rollout_max_response_len rollout_stop rollout_stop_token_ids"
         " rollout_skip_special_tokens mask_offpolicy_in_partial_rollout eval_temperature eval_top_p"
-        " eval_max_response_len eval_reward_key"
+        " eval_top_k eval_min_new_tokens eval_max_response_len eval_reward_key rollout_max_context_len"
+        " eval_max_context_len"
     )
     given = {
         "custom_generate_function_path": path(generate),
@@ -251,6 +252,24 @@ async def test_in_evaluation_a_trajectory_scores_the_mean_of_its_siblings(path):
         {"generation_empty": 1},
     )
     assert found["truncated_ratio"] == pytest.approx(1 / 6)
+
+
+async def test_an_answer_is_cut_where_prompt_and_answer_have_their_length_together(tmp_path, journal):
+    code = "\n".join([FUNCTIONS, "async def asked(args, sample, sampling_params, evaluation=None):"])
+    code += "\n    args.asked.append((evaluation, sampling_params))\n    return made(sample, '0', 1.0)\n"
+    (tmp_path / "mine.py").write_text(code)
+    lengths = dict(rollout_max_response_len=50, eval_max_response_len=60, eval_top_k=3, eval_min_new_tokens=2)
+    together = dict(rollout_max_context_len=20, eval_max_context_len=90, n_samples_per_eval_prompt=1)
+    args = options(lambda name: f"{tmp_path / 'mine.py'}:{name}", generate="asked", asked=[], **lengths, **together)
+    tokens = len(render(Source()[0]).tokens)
+    await rollout(journal, args, n=1)
+    async with RewardPool(1, 10) as rewards:
+        await evaluate("set", Source(), Generator(args, client(), rewards), render, lambda count: None)
+    trained = [params for evaluation, params in args.asked if not evaluation]
+    evaluated = [params for evaluation, params in args.asked if evaluation]
+    assert trained and evaluated
+    assert {params["max_new_tokens"] for params in trained} == {20 - tokens}
+    assert {(p["max_new_tokens"], p["top_k"], p["min_new_tokens"]) for p in evaluated} == {(60, 3, 2)}
 
 
 async def test_a_single_sample_is_what_it_was_before_there_were_lists(path, journal):

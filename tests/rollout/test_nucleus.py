@@ -138,7 +138,7 @@ def test_asked_for_in_rollouts_and_not_in_evaluations():
 
     names = (
         "rollout_max_response_len rollout_stop rollout_stop_token_ids rollout_skip_special_tokens"
-        " custom_generate_function_path mask_offpolicy_in_partial_rollout"
+        " custom_generate_function_path mask_offpolicy_in_partial_rollout rollout_max_context_len eval_max_context_len"
     )
     args = types.SimpleNamespace(
         **dict.fromkeys(f"{names} dynamic_sampling_filter_path rollout_sample_hook_path".split())

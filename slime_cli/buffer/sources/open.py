@@ -69,22 +69,23 @@ def prompts_of(s: SlimeOptions) -> PromptSource:
     if s.data_source_path:
         return UserSource(s.data_source_path, types.SimpleNamespace(**vars(s)))
     assert s.prompt_data is not None and s.input_key is not None
-    return _opened(s, s.prompt_data, s.input_key, s.label_key)
+    return _opened(s, s.prompt_data, s.input_key, s.label_key, s.tool_key)
 
 
 def evaluations_of(s: SlimeOptions, left_out: Sequence[str] = ()) -> list[PromptSource | None]:
     """The sets of ``--eval-prompt-data``, in order; None for one that is ``left_out``."""
     uris = [uri for _, uri in evaluation_sets(s)]
-    return [None if uri in left_out else _opened(s, uri, s.eval_input_key or "", s.eval_label_key) for uri in uris]
+    keys = (s.eval_input_key or "", s.eval_label_key, s.eval_tool_key or "")
+    return [None if uri in left_out else _opened(s, uri, *keys) for uri in uris]
 
 
-def _opened(s: SlimeOptions, uri: str, input_key: str, label_key: str | None) -> PromptSource:
+def _opened(s: SlimeOptions, uri: str, input_key: str, label_key: str | None, tool_key: str) -> PromptSource:
     return open_source(
         uri,
         input_key=input_key,
         label_key=label_key,
         metadata_key=s.metadata_key,
-        tool_key=s.tool_key,
+        tool_key=tool_key,
         on_bad_row=s.on_bad_row,
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from slime_cli.options import derive
 from slime_cli.options.checks.common import Problem, no_effect
 from slime_cli.options.checks.placement import layout
 from slime_cli.options.resolve import Resolved
@@ -62,17 +63,20 @@ def tokens(r: Resolved) -> Iterator[Problem | str]:
     if dynamic and not cap:
         yield "--use-dynamic-batch-size needs --max-tokens-per-gpu", "give the tokens that one rank can take"
     answer = r.slime.rollout_max_response_len
-    prompt = r.slime.rollout_max_prompt_len or 0
+    longest = derive.longest(r.slime)
     room = (cap or 0) * layout(r)["cp"]
-    if dynamic and cap and answer and answer + prompt > room:
+    if dynamic and cap and answer and longest > room:
         policy = f"--oversize {r.slime.oversize} applies"
-        yield f"samples can have {answer + prompt} tokens and a micro-batch takes {room}: {policy}"
+        yield f"samples can have {longest} tokens and a micro-batch takes {room}: {policy}"
     context = r.sglang.get("context_length")
-    if isinstance(context, int) and answer and answer + prompt > context:
-        yield (
-            f"--sglang-context-length {context} is below prompt {prompt} + answer {answer}",
-            "raise it, or lower the lengths",
-        )
+    if isinstance(context, int) and answer and longest > context:
+        parts = f"prompt {r.slime.rollout_max_prompt_len or 0} + answer {answer}"
+        what = parts if r.slime.rollout_max_context_len is None else f"--rollout-max-context-len {longest}"
+        yield f"--sglang-context-length {context} is below {what}", "raise it, or lower the lengths"
+    prompt, together = r.slime.rollout_max_prompt_len, r.slime.rollout_max_context_len
+    if prompt is not None and together is not None and prompt >= together:
+        said = f"--rollout-max-prompt-len {prompt} leaves no room for an answer in --rollout-max-context-len {together}"
+        yield said, "lower the first"
 
 
 TRAIN = (batch, tokens)

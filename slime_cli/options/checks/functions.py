@@ -9,7 +9,7 @@ from slime_cli.options.resolve import Resolved
 NOT_CALLED: tuple[str, ...] = ()
 """Options of functions that nothing calls yet: whoever makes the call takes its option out of here."""
 DISTILLATION = "slime.rollout.on_policy_distillation."
-"""slime's own functions that ask a teacher: here it is an option."""
+"""slime's own functions that ask a teacher, which --use-opd does here: :mod:`slime_cli.hooks.distillation`."""
 
 
 def of_user(path: str | None) -> bool:
@@ -19,9 +19,10 @@ def of_user(path: str | None) -> bool:
 
 def functions(r: Resolved) -> Iterator[Problem]:
     s = r.slime
-    if (s.custom_reward_post_process_path or "").startswith(DISTILLATION):
-        fix = "--use-opd --opd-type sglang --opd-teacher-url ADDRESS asks the teacher; --rm-type or --custom-rm-path rewards"
-        yield f"--custom-reward-post-process-path {s.custom_reward_post_process_path}: slime's own function", fix
+    for dest in ("custom_rm_path", "custom_reward_post_process_path"):
+        if (getattr(s, dest) or "").startswith(DISTILLATION) and not s.use_opd:
+            fix = "give --use-opd --opd-teacher-url ADDRESS, or a reward of your own"
+            yield f"{own.flag(dest)} {getattr(s, dest)}: every reward is 0, and no teacher is asked", fix
     for dest in NOT_CALLED:
         if getattr(s, dest):
             yield f"{own.flag(dest)}: nothing calls such a function yet", "leave it out"

@@ -10,26 +10,48 @@ from typing import Any
 from slime_cli.options import own
 from slime_cli.options.checks.common import Problem, no_effect
 from slime_cli.options.checks.functions import of_user
+from slime_cli.options.derive import FULLY_ASYNC
 from slime_cli.options.resolve import Resolved
 
+POLICIES = ("policy_loss", "custom_loss")
 ROLLOUTS = {
-    "slime.rollout.sglang_rollout.generate_rollout": ("policy_loss", "custom_loss"),
+    "slime.rollout.sglang_rollout.generate_rollout": POLICIES,
     "slime.rollout.sft_rollout.generate_rollout": ("sft_loss",),
+    FULLY_ASYNC: POLICIES,
 }
 """slime's own function for a whole rollout -> losses with which this slime does the same."""
+IDLE = {
+    "no_offload_train": "here: nothing is offloaded",
+    "no_offload_rollout": "here: nothing is offloaded",
+    "model_name": "beside --hf-checkpoint: its config.json says which model it is",
+    "loss_mask_type": "here: the chat template itself says which tokens are an assistant's, whatever its kind",
+}
+"""Option -> why it has no effect, as the warning says it. Whoever builds what it is about takes its line out."""
+PLUGINS = {
+    "qwen3_5_vl": "Qwen3.5-VL, a model of images and text",
+    "qwen3_5": "Qwen3.5 and Qwen3.6, models with linear attention",
+    "qwen3_next": "Qwen3-Next, a model with linear attention",
+    "glm4": "dense GLM-4, a model with a norm behind attention and MLP",
+    "glm5": "GLM-5, a model with sparse attention",
+    "minimax_m2": "MiniMax-M2",
+}
+"""Module of ``slime_plugins.models`` -> the model that it builds."""
 
 
 def settled(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     yield from _vocabulary(r.megatron)
+    yield from _spec(r.megatron.get("spec"))
     yield from _rollout_function(r)
     for name in ("debug_train_only", "compute_advantages_and_returns"):
         other = getattr(s, name) != own.by_dest()[name].default
         if other and s.loss_type != "sft_loss":
             fix = "it goes with --loss-type sft_loss: leave it out"
             yield f"{own.flag(name)} with --loss-type {s.loss_type}", fix
-    if kept := [own.flag(name) for name in ("no_offload_train", "no_offload_rollout") if getattr(s, name)]:
-        yield no_effect(kept, "here: nothing is offloaded")
+    for why in dict.fromkeys(IDLE.values()):
+        names = [name for name, reason in IDLE.items() if reason == why and getattr(s, name)]
+        if flags := [own.flag(name) for name in names if not (name == "loss_mask_type" and s.loss_type in POLICIES)]:
+            yield no_effect(flags, why)
 
 
 def _vocabulary(megatron: dict[str, Any]) -> Iterator[Problem]:
@@ -42,12 +64,28 @@ def _vocabulary(megatron: dict[str, Any]) -> Iterator[Problem]:
         yield f"--make-vocab-size-divisible-by {value} has no effect here", fix
 
 
+def _spec(spec: list[str] | None) -> Iterator[Problem]:
+    """slime's plugins build models that Megatron has not; nothing else reads the option here."""
+    module, *_ = spec or [""]
+    plugin = module.removeprefix("slime_plugins.models.").partition(".")[0]
+    if plugin in PLUGINS and plugin != module:
+        fix = "docs/models.md lists the models that are"
+        yield f"--spec {' '.join(spec or ())}: {PLUGINS[plugin]}, which is not trained here", fix
+    elif spec:
+        fix = "leave it out: a model follows from config.json, and --custom-model-provider-path builds one of yours"
+        yield f"--spec {' '.join(spec)} has no effect here", fix
+
+
 def _rollout_function(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
     path = s.rollout_function_path
-    if path is None or s.loss_type in ROLLOUTS.get(path, ()):
+    if path is None:
         return
-    if path in ROLLOUTS:
+    if path == FULLY_ASYNC and s.loss_type in POLICIES:
+        yield from _fully_async(r)
+    elif s.loss_type in ROLLOUTS.get(path, ()):
+        return
+    elif path in ROLLOUTS:
         yield f"--rollout-function-path {path} with --loss-type {s.loss_type}", f"give --loss-type {ROLLOUTS[path][0]}"
     elif not of_user(path):
         fix = "leave it out: --schedule async generates all the time, and others are said by options of their own"
@@ -61,6 +99,17 @@ def _rollout_function(r: Resolved) -> Iterator[Problem | str]:
         idle = ("dynamic_sampling_filter_path", "over_sampling_batch_size", "partial_rollout", "max_staleness")
         if flags := [own.flag(dest) for dest in idle if r.origins[f"slime.{dest}"] == "flag"]:
             yield no_effect(flags, f"with --rollout-function-path {path}")
+
+
+def _fully_async(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    if s.schedule != "async":
+        yield f"--rollout-function-path {FULLY_ASYNC} with --schedule {s.schedule}", "leave one of the two out"
+    elif r.origins["slime.schedule"] == "derived":
+        yield (
+            f"--rollout-function-path {FULLY_ASYNC} is --schedule async here, with --max-staleness {s.max_staleness}: "
+            "slime has no such bound"
+        )
 
 
 def exports(r: Resolved) -> Iterator[Problem | str]:

@@ -18,10 +18,34 @@ class Evaluation:
     eval_top_p: float | None = option(
         None, "Nucleus mass in evaluation; --rollout-top-p.", bounds=Bounds(gt=0, le=1), needs=given("eval_prompt_data")
     )
+    eval_top_k: int | None = option(
+        None,
+        "Sample among so many most likely tokens in evaluation; --rollout-top-k.",
+        bounds=Bounds(ge=1, also=(-1,)),
+        needs=given("eval_prompt_data"),
+    )
     eval_max_response_len: int | None = option(
         None,
         "Answer length in evaluation; --rollout-max-response-len.",
         bounds=AT_LEAST_1,
+        needs=given("eval_prompt_data"),
+    )
+    eval_max_prompt_len: int | None = option(
+        None,
+        "Evaluation prompts of more tokens than this are left out, and counted; --rollout-max-prompt-len.",
+        bounds=AT_LEAST_1,
+        needs=given("eval_prompt_data"),
+    )
+    eval_max_context_len: int | None = option(
+        None,
+        "Tokens of an evaluation prompt and its answer together; --rollout-max-context-len.",
+        bounds=Bounds(ge=2),
+        needs=given("eval_prompt_data"),
+    )
+    eval_min_new_tokens: int = option(
+        0,
+        "Tokens before which an answer in evaluation does not end.",
+        bounds=AT_LEAST_0,
         needs=given("eval_prompt_data"),
     )
     eval_input_key: str | None = option(
@@ -29,6 +53,9 @@ class Evaluation:
     )
     eval_label_key: str | None = option(
         None, "Answer field of evaluation rows; --label-key.", needs=given("eval_prompt_data")
+    )
+    eval_tool_key: str | None = option(
+        None, "Field of evaluation rows that lists tools; --tool-key.", needs=given("eval_prompt_data")
     )
     skip_eval_before_train: bool = option(
         False, "Do not evaluate before the first step.", needs=given("eval_prompt_data"), resume="free"

@@ -3,7 +3,7 @@ decides which."""
 
 from typing import Literal
 
-from slime_cli.options.declare import group, option
+from slime_cli.options.declare import SUPERVISED, group, option
 
 
 @group("launch-script")
@@ -12,7 +12,16 @@ class LaunchScript:
 
     train_backend: Literal["megatron"] = option("megatron", "The trainer; Megatron is the only one.", resume="free")
     rollout_function_path: str | None = option(
-        None, "slime's own function for a whole rollout that goes with --loss-type.", resume="free"
+        None,
+        "Function for a whole rollout; slime's own by their names there: supervised (with --loss-type sft_loss), "
+        "fully asynchronous (--schedule async).",
+        resume="free",
+    )
+    model_name: str | None = option(
+        None, "The model's name, which config.json of --hf-checkpoint says anyway.", resume="free"
+    )
+    loss_mask_type: Literal["qwen", "qwen3", "qwen3_5", "distill_qwen"] | None = option(
+        None, "The template's kind, which the chat template itself says anyway.", needs=SUPERVISED, resume="free"
     )
     debug_train_only: bool = option(
         False, "Start no engines; with --loss-type sft_loss none is started anyway.", resume="free"

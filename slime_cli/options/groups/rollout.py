@@ -24,6 +24,12 @@ class Rollout:
     rollout_max_prompt_len: int | None = option(
         None, "Prompts of more tokens than this are left out, and counted.", bounds=AT_LEAST_1
     )
+    rollout_max_context_len: int | None = option(
+        None,
+        "Tokens of a prompt and its answer together: longer prompts are left out, and an answer is cut there.",
+        bounds=Bounds(ge=2),
+        needs=POLICY,
+    )
     rollout_stop: list[str] | None = option(None, "Texts that end an answer.")
     rollout_stop_token_ids: list[int] | None = option(None, "Token ids that end an answer.", bounds=AT_LEAST_0)
     rollout_shuffle: bool = option(False, "Draw the prompts of each epoch in a shuffled order.")

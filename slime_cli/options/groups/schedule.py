@@ -10,9 +10,9 @@ class Schedule:
     """How generation and training share the time."""
 
     schedule: Literal["sync", "one-step-off", "async"] = option(
-        "sync",
-        "Generate and train in turn, generate the next rollout while this one is trained (slime's train_async.py), or "
-        "generate all the time.",
+        None,
+        "sync generates and trains in turn, one-step-off generates the next rollout while this one is trained (slime's "
+        "train_async.py), async generates all the time; sync when not given.",
     )
     max_staleness: int | None = option(
         None,
