@@ -1,7 +1,8 @@
 """The built-in reward types: pure functions of (response, label, metadata), each run in a reward worker.
 
 ``grade`` raises GraderError when a sample cannot be graded (no label, a broken verifier), which costs that sample and
-is counted; a wrong answer is 0, never an error. Symbolic comparisons have a time limit of their own (see
+is counted; a wrong answer is 0, never an error. What ends a turn is no part of an answer, for any type: a user's
+generate function may leave it in the text. Symbolic comparisons have a time limit of their own (see
 :mod:`.limits`); for everything else the worker's owner keeps the time, by killing it. Importing this package imports
 no verifier library.
 """
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_cli.errors import UsageError
-from slime_cli.rewards.graders.answers import GraderError, last_boxed
+from slime_cli.rewards.graders.answers import GraderError, last_boxed, without_end_of_turn
 from slime_cli.rewards.graders.choice import grade_gpqa
 from slime_cli.rewards.graders.equality import load_math_verify
 from slime_cli.rewards.graders.gym import grade_reasoning_gym, task_of
@@ -88,4 +89,6 @@ def grade(rm_type: str, response: str, label: str | None, metadata: dict[str, An
         response = last_boxed(response) or ""
         if response:
             response = FRAMES.get(rm_type, "%s") % response
+    if label is not None and response.strip() != str(label).strip():
+        response = without_end_of_turn(response)
     return GRADERS[rm_type](response, label, metadata, index)
