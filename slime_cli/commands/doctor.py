@@ -215,6 +215,21 @@ def check_open_files(minimum: int = 4096) -> Finding:
     return Finding("open files", "warn", f"ulimit -n {soft}: few requests at once", f"ulimit -n {min(65536, hard)}")
 
 
+def check_sandbox(missing: Callable[[], list[str]] | None = None) -> Finding:
+    """Whether programs that a model writes (``--rm-type code``) are kept from this machine."""
+    from slime_cli.rewards import sandbox
+
+    title = "sandbox of --rm-type code"
+    try:
+        found = (missing or sandbox.missing_here)()
+    except sandbox.SandboxError as error:
+        return Finding(title, "warn", str(error), "programs of answers cannot be run here: take another reward")
+    if not found:
+        return Finding(title, "ok", "no network, no other process, files and memory bounded")
+    fix = "allow user namespaces and seccomp in the container, Landlock in the kernel (5.13 or newer)"
+    return Finding(title, "warn", "; ".join(found), fix)
+
+
 def examine(
     hf_checkpoint: pathlib.Path | None, run_dir: pathlib.Path, ports: Iterable[int] = (), quick: bool = False
 ) -> Iterator[Finding]:
@@ -229,6 +244,7 @@ def examine(
     yield from (check_port(port) for port in ports)
     yield check_proxies(dict(os.environ))
     yield check_open_files()
+    yield check_sandbox()
     if hf_checkpoint is not None:
         from slime_cli.commands.doctor_checkpoint import check_checkpoint
 

@@ -19,6 +19,7 @@ from slime_cli.buffer.values import NotPlain, RewardFailure, plain
 from slime_cli.errors import SlimeError
 from slime_cli.hooks import raised
 from slime_cli.processes import die_with
+from slime_cli.rewards.graders import limits
 from slime_cli.rewards.pool_messages import LENGTH, encode
 
 IMMUTABLE = ("index", "group_index", "part")
@@ -61,6 +62,7 @@ def serve(
     runner: asyncio.Runner, target: int, kind: str, path: str, args: Any, payloads: list[Any], timeout: float
 ) -> None:
     """Loads what the chunk needs, says so (from then on time counts), runs it."""
+    limits.set_patience(timeout)
     try:
         run, concurrent = load_work(runner, kind, path, args, payloads)
     except BaseException as error:

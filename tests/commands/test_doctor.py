@@ -169,3 +169,15 @@ def test_commands_import_nothing_heavy():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=pathlib.Path(__file__).parents[2])
+
+
+def test_a_machine_that_cannot_isolate_programs_is_named():
+    from slime_cli.rewards.sandbox import SandboxError
+
+    def broken() -> list[str]:
+        raise SandboxError("the sandbox did not start")
+
+    assert doctor.check_sandbox(list).status == "ok"
+    lacking = doctor.check_sandbox(lambda: ["files are not kept from it (Landlock): Function not implemented"])
+    assert lacking.status == "warn" and "Landlock" in lacking.detail and "5.13" in lacking.fix
+    assert doctor.check_sandbox(broken).status == "warn" and doctor.check_sandbox().status in ("ok", "warn")

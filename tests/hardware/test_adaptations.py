@@ -31,6 +31,7 @@ OURS = {
     "hardware/adaptations.py": "what all adaptations go through",
     "hooks/files.py": "modules of users' files, under names of slime's own",
     "processes.py": "this interpreter's import path, so that the working directory is not on it",
+    "rewards/sandbox_child.py": "a process that runs one answer, as a script's own __main__",
 }
 """Files that change Python's own tables, not a library's."""
 READS = {

@@ -51,6 +51,7 @@ BARE = {
     "many statements": "the answer is " * 20_000,
     "many refused options": "option A is wrong " * 5000,
     "open braces": "{" * 200_000,
+    "fences that nobody closes": "```python\n" * 20_000,
     "backslashes": "\\" * 200_000,
     "dollars": "$" * 200_000,
     "numbers": "1," * 100_000,
@@ -67,6 +68,7 @@ def little_time(monkeypatch):
 
 @pytest.mark.parametrize("name", RESPONSES)
 def test_a_slow_response_is_wrong_in_bounded_time(little_time, name):
+    assert grade("code", RESPONSES[name], None, {"tests": ["assert 0"], "time_limit": 0.2}) == 0
     for rm_type in ("math", "gpqa", "dapo", "deepscaler", "f1", "exact", "boxed_math", "boxed_gpqa"):
         response = {"dapo": "Answer: %s", "deepscaler": "</think>%s"}.get(rm_type, "%s") % RESPONSES[name]
         begin = time.process_time()

@@ -14,6 +14,7 @@ from typing import Any
 from slime_cli.errors import UsageError
 from slime_cli.rewards.graders.answers import GraderError, last_boxed, without_end_of_turn
 from slime_cli.rewards.graders.choice import grade_gpqa
+from slime_cli.rewards.graders.code import grade_code, grade_code_share
 from slime_cli.rewards.graders.equality import load_math_verify
 from slime_cli.rewards.graders.gym import grade_reasoning_gym, task_of
 from slime_cli.rewards.graders.mathematics import (
@@ -54,6 +55,8 @@ GRADERS: dict[str, Callable[[str, str | None, dict[str, Any], int], Reward]] = {
     "f1": grade_f1,
     "f1_hotpotqa": grade_f1_hotpotqa,
     "gpqa": grade_gpqa,
+    "code": grade_code,
+    "code_share": grade_code_share,
     "random": grade_random,
 }
 

@@ -16,6 +16,20 @@ MOST_DIGITS = 100_000
 """Numbers with more decimal digits are not computed."""
 
 
+_patience = 10.0
+
+
+def patience() -> float:
+    """Seconds of wall time for one verdict, after which the worker's owner kills it (``--rm-timeout``)."""
+    return _patience
+
+
+def set_patience(seconds: float) -> None:
+    """Called by the worker."""
+    global _patience
+    _patience = seconds
+
+
 class OverTime(BaseException):
     """Raised by :func:`within`. No Exception: the libraries catch those and continue."""
 
