@@ -244,12 +244,12 @@ def examine(
     yield from (check_port(port) for port in ports)
     yield check_proxies(dict(os.environ))
     yield check_open_files()
-    yield check_sandbox()
     if hf_checkpoint is not None:
         from slime_cli.commands.doctor_checkpoint import check_checkpoint
 
         yield from check_checkpoint(hf_checkpoint)
     if not quick:
+        yield check_sandbox()
         yield from (check_import(name, statement) for name, statement in IMPORTS.items())
 
 
