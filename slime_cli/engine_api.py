@@ -68,6 +68,15 @@ def each(urls: Sequence[str], ask: Callable[[str], T]) -> list[T]:
     return [job.result() for job in jobs]
 
 
+def flush(url: str, patience: float = 60) -> None:
+    """The engine's prefix cache is empty. Requests that are about to end are waited for, ``patience`` seconds at most.
+    Raises EngineError where there are some then, and leaves the engine as it is."""
+    answer = post(url, f"/flush_cache?timeout={patience:g}", {}, patience + 120)
+    if answer.status_code != 200:
+        message = f"{url}: its prefix cache cannot be flushed: {answer.text.strip()[:300]}"
+        raise EngineError(message, "let its requests end, or abort them, before")
+
+
 def dtype(server_info: dict[str, Any]) -> str:
     """What the engine computes in, as torch names it; "auto" where that is the model's own affair."""
     said = str(server_info.get("dtype") or "").removeprefix("torch.")

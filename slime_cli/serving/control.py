@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from slime_cli import engine_api
-from slime_cli.errors import EngineError
 
 TIMEOUT = 120.0
 Mode = Literal["in_place", "retract"]
@@ -50,13 +49,5 @@ def abort_all(urls: Sequence[str]) -> None:
 
 
 def flush(urls: Sequence[str], patience: float = 60) -> None:
-    """The prefix caches are empty. Requests that are about to end are waited for, ``patience`` seconds at most. Raises
-    EngineError where there are some then, and leaves that engine as it is."""
-
-    def one(url: str) -> None:
-        answer = engine_api.post(url, f"/flush_cache?timeout={patience:g}", {}, patience + TIMEOUT)
-        if answer.status_code != 200:
-            message = f"{url}: its prefix cache cannot be flushed: {answer.text.strip()[:300]}"
-            raise EngineError(message, "let its requests end, or abort them, before")
-
-    engine_api.each(urls, one)
+    """:func:`slime_cli.engine_api.flush` on every engine."""
+    engine_api.each(urls, lambda url: engine_api.flush(url, patience))

@@ -44,8 +44,10 @@ def test_slime_sync_is_refused_while_a_run_updates_the_endpoint(published, tmp_p
     assert not engine.posted
     held.close()
     engine.answers["/update_weights_from_disk"] = {"success": True}
+    engine.answers["/flush_cache?timeout=60"] = {}
     assert command.run(words) == 0 and [p for p, _ in engine.posted] == [
         "/update_weights_from_disk",
+        "/flush_cache?timeout=60",
         "/weights_checker",
     ]
     assert claim.holder_of(claim.beside(path)) is None

@@ -7,6 +7,7 @@
    else leaves the engine as it is.
 """
 
+import concurrent.futures
 import json
 import threading
 
@@ -256,3 +257,24 @@ def test_a_flush_waits_for_requests_that_end_and_leaves_an_engine_with_others_as
     control.flush(urls, patience=240)
     for one in asked:
         assert one.meta()["completion_tokens"] == LONG and whole(one.meta())
+
+
+def test_engines_that_answer_health_checks_load_and_flush(old, versions, urls):
+    """A health check generates a token. A flush within an update ends an engine that has not put it away yet."""
+    ended = threading.Event()
+
+    def checks(url: str) -> int:
+        count = 0
+        while not ended.is_set():
+            assert httpx.get(f"{url}/health_generate", timeout=60).status_code == 200
+            count += 1
+        return count
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        checked = [pool.submit(checks, url) for url in urls for _ in range(2)]
+        try:
+            for name in ("v-new", "v-old") * 4:
+                disk.load(versions[name], urls, flush=True)
+        finally:
+            ended.set()
+        assert all(future.result() for future in checked)

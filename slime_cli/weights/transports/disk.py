@@ -105,11 +105,11 @@ def _folder(version: Version) -> Folder:
 def load(version: Folder, engines: Sequence[str], *, flush: bool) -> None:
     """Every engine loads the version from its folder. Raises EngineError that names those that could not.
 
-    An engine that is not paused finishes its requests before, and takes no new ones until it has loaded and flushed.
-    One that is paused with requests in it would end by an assertion (SGLang 0.5.16): its cache is not to be flushed
-    now.
+    An engine that is not paused finishes its requests before. It never flushes within the update: then it ends by an
+    assertion when anything is in it, be it paused requests or a health check that has just been answered (SGLang
+    0.5.16). ``flush`` therefore asks for it afterwards, and waits for what is about to end.
     """
-    body = {"model_path": str(version.path.resolve()), "weight_version": version.name, "flush_cache": flush}
+    body = {"model_path": str(version.path.resolve()), "weight_version": version.name, "flush_cache": False}
 
     def one(url: str) -> None:
         answer = engine_api.post(url, "/update_weights_from_disk", body, LOAD_TIMEOUT)
@@ -119,6 +119,8 @@ def load(version: Folder, engines: Sequence[str], *, flush: bool) -> None:
             said = {"message": f"{answer.status_code} {answer.text[:300]}"}
         if not said.get("success"):
             raise EngineError(f"{url} could not load {version.path}: {said.get('message')}", "see the engine's log")
+        if flush:
+            engine_api.flush(url)
 
     engine_api.each(engines, one)
 
