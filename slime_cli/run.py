@@ -20,8 +20,10 @@ from slime_cli.hardware import device as hardware
 from slime_cli.loop import attempts as folders
 from slime_cli.loop.phase import Phase
 from slime_cli.loop.shared import Shared
+from slime_cli.loop.trackers import Trackers
 from slime_cli.manifests import layout
 from slime_cli.models import architecture, tiny
+from slime_cli.options import resume
 from slime_cli.options.resolve import Resolved, args_namespace
 from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.client import RouterClient
@@ -79,6 +81,8 @@ class Run:
         engines_for = next((options for _, options, _ in phases if options.slime.loss_type != "sft_loss"), None)
         if engines_for is not None and engines_for.slime.rollout_endpoint:
             self._attach(engines_for, stack)
+        trackers = await asyncio.to_thread(self._trackers, phases[0][1])
+        stack.callback(trackers.close)
         self.screen.say("starting Ray")
         placed_for = max((options for _, options, _ in phases), key=lambda o: o.slime.rollout_num_gpus)
         cluster = stack.enter_context(Cluster(placed_for, self.run_dir))
@@ -99,7 +103,11 @@ class Run:
             serving=self.serving,
             engine_urls=self.engine_urls,
             rollouts=self.rollouts,
+            trackers=trackers,
         )
+
+    def _trackers(self, options: Resolved) -> Trackers:
+        return Trackers.open(options.slime, self.run_dir, resume.recorded(self.resolved), self.screen.say)
 
     async def _close_client(self) -> None:
         if self.client is not None:

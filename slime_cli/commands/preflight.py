@@ -41,6 +41,7 @@ PATHS = (
     "opd_teacher_url",
     "rollout_endpoint",
     "megatron_config_path",
+    "custom_config_path",
 )
 """Options that name a file or a folder; sources of prompts besides."""
 SOURCES = ("prompt_data", "eval_prompt_data")
@@ -100,6 +101,7 @@ def _looks(
             yield lambda: _machine(phase, found, say if planning else None)
         if not _finished(resolved, run_dir):  # it shows its result, whoever served it is gone
             yield lambda: _endpoint(phase)
+        yield lambda: _trackers(phase, say if planning else None)
         yield lambda: opened.append(_data(phase, planning, named))
         yield lambda: _functions(phase)
     yield lambda: _folders(resolved, run_dir, say if planning else None)
@@ -194,6 +196,18 @@ def _machine(phase: Resolved, found: dict[str, Any], instead: Say | None) -> Non
         hardware.check_trainer(bool(phase.megatron.get("optimizer_cpu_offload")))
         if phase.taken_back("megatron", "bf16") and not phase.megatron.get("fp16"):
             hardware.check_full_precision()
+    except UsageError as error:
+        if instead is None:
+            raise
+        instead(f"not on this machine: {error.message}")
+
+
+def _trackers(phase: Resolved, instead: Say | None) -> None:
+    """Their libraries are installed. With ``instead``, that is told which is not."""
+    from slime_cli.loop import trackers
+
+    try:
+        trackers.require(phase.slime)
     except UsageError as error:
         if instead is None:
             raise

@@ -55,6 +55,7 @@ class Evaluations:
             found = await (users.evaluated(rollout_id) if users.eval_rollout else self._evaluated(generator, render))
         results = [result for result, _ in found]
         manifests.write_json(path, {"step": step, "weight_version": version, "results": results})
+        self.shared.trackers.evaluation(self.name, results, rollout_id, step)
         by_set = {result["dataset"]: samples for result, samples in found}
         if not await users.log_evaluation(rollout_id, by_set):
             for result in results:

@@ -316,6 +316,7 @@ class Phase:
         self._idle_before = idle or 0.0
         self.buffer.line(rollout_id, line)
         append_line(self.shared.run_dir / layout.METRICS, line)
+        self.shared.trackers.rollout(line)
         if self.policy and self.batch.untold and not self._untold_said:
             self._untold_said = True
             self.say(

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Awaitable, Callable
 
 from slime_cli.cluster.learner import Learner
+from slime_cli.loop.trackers import NONE, Trackers
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.generate import Rewards
 from slime_cli.screen import Screen
@@ -28,3 +29,4 @@ class Shared:
     """Engines that are still there. Raises EngineError when none is."""
     rollouts: dict[str, int]
     """By phase, where it runs for a number of epochs."""
+    trackers: Trackers = NONE

@@ -31,7 +31,7 @@ class Start:
 
     def networks(self) -> None:
         """Policy and critic, with the weights of the HF checkpoint."""
-        settings = Settings.from_options(self.options.slime)
+        settings = Settings.from_options(self.options.slime, self.options.custom)
         critic = self._critic_argv() if settings.critic else None
         begun = self.learner.begin(self._megatron_argv(self.options), settings, self.model, critic)
         if begun.warning:

@@ -28,6 +28,9 @@ SAMPLES = "samples.parquet"
 WEIGHTS = "weights"
 CHECKPOINTS = "checkpoints"
 EVALUATIONS = "eval"
+TENSORBOARD = "tensorboard"
+WANDB = "wandb"
+"""What W&B calls its folder."""
 
 MANIFEST = "manifest.json"
 """In the folder of a rollout or of a version, written last: the folder is complete when it is there."""
@@ -36,7 +39,7 @@ CHECKPOINT = "checkpoint.json"
 
 RESERVED = frozenset(
     {RUN, METRICS, SUMMARY, REWARD_PLOT, ENDPOINT, CLAIM, TRACE, LOGS, MODEL}
-    | {JOURNAL, ROLLOUTS, WEIGHTS, CHECKPOINTS, EVALUATIONS}
+    | {JOURNAL, ROLLOUTS, WEIGHTS, CHECKPOINTS, EVALUATIONS, TENSORBOARD, WANDB}
 )
 """Names in a run directory that a phase cannot have."""
 

@@ -102,6 +102,8 @@ class OwnOption(Option):
     """All of them."""
     commands: tuple[str, ...] = ("train",)
     resume: Resume = "same"
+    secret: bool = False
+    """Its value is shown and recorded nowhere."""
 
     @property
     def spelling(self) -> str:
@@ -124,13 +126,14 @@ def option(
     needs: Need | tuple[Need, ...] = (),
     commands: tuple[str, ...] = ("train",),
     resume: Resume = "same",
+    secret: bool = False,
 ) -> Any:
     """A field of a group. ``flag`` where it is not the name with hyphens.
 
     A flag that is on by default stores False, so that code reads a positive.
     """
     needs = (needs,) if isinstance(needs, Need) else needs
-    metadata = dict(flag=flag, help=help, bounds=bounds, needs=needs, commands=commands, resume=resume)
+    metadata = dict(flag=flag, help=help, bounds=bounds, needs=needs, commands=commands, resume=resume, secret=secret)
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

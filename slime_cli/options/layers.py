@@ -85,8 +85,7 @@ def from_argv(argv: list[str], command: str) -> tuple[Layer, list[str]]:
         if key in layer and option.action == "append":
             value = layer[key] + value
         elif key in layer and layer[key] != value:
-            now = _shown(value)
-            before = _shown(layer[key])
+            now, before = (_shown(own.shown(option.dest, each)) for each in (value, layer[key]))
             overridden[key] = f"{flag} is given more than once: the last one holds, {now}; before it was {before}"
         layer[key] = value
     if refused:

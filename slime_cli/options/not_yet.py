@@ -5,11 +5,6 @@ an option takes its name out.
 """
 
 _TEXT = """
---use-wandb --wandb-mode --wandb-dir --wandb-key --wandb-host --wandb-team --wandb-group
---disable-wandb-random-suffix --wandb-always-use-train-step --wandb-run-id --use-tensorboard --tb-project-name
---tb-experiment-name
-    leave it out: no tracker is written to; metrics.jsonl in the run directory has every number of every rollout
-
 --update-weight-mode --update-weight-transport --update-weight-disk-dir --update-weight-disk-keep-files
 --update-weight-delta-encoding --update-weight-delta-checksum --update-weight-local-checkpoint-dir
 --update-weight-buffer-size --check-weight-update-equal
@@ -70,9 +65,6 @@ _TEXT = """
 
 --multimodal-keys
     only text is trained: leave it out, and give data without images
-
---custom-config-path
-    leave it out: a function of yours reads its own file, or the options that `args` holds
 
 --data-pad-size-multiplier --log-probs-max-tokens-per-gpu
     leave it out: --max-tokens-per-gpu bounds a micro-batch

@@ -6,6 +6,7 @@ reason why slime takes it over.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from slime_cli.options.declare import POLICY, Need, OwnOption, options_of
@@ -21,6 +22,7 @@ OWN_OVER_MEGATRON = {
     "--save": "slime commits a checkpoint together with the journal",
     "--save-interval": "slime counts rollout steps, Megatron optimizer steps",
     "--eval-interval": "slime evaluates by generating answers, Megatron by a validation loss",
+    "--wandb-project": "slime sends its own numbers, Megatron those of its own training loop",
 }
 """Flags that Megatron has too. slime reads them; Megatron's parser does not see them."""
 
@@ -45,6 +47,28 @@ READ_BY: dict[str, tuple[frozenset[str] | None, tuple[str, ...]]] = {
     "serve-rollout": (SERVE_ROLLOUT, ("sglang", "router")),
 }
 """Command -> (own dests that it reads, None for all; sections whose flags it takes). Other commands take everything."""
+
+
+HIDDEN = "(hidden)"
+"""Stands for the value of a secret option."""
+
+
+def shown(dest: str, value: Any) -> Any:
+    """An option's value as it may be shown and recorded."""
+    option = by_dest().get(dest)
+    return HIDDEN if option is not None and option.secret and value is not None else value
+
+
+def without_secrets(argv: Sequence[str]) -> list[str]:
+    """A command line as it may be recorded."""
+    out: list[str] = []
+    hide = False
+    for word in argv:
+        flag, equals, _ = word.partition("=")
+        secret = (option := by_flag().get(flag)) is not None and option.secret
+        out.append(HIDDEN if hide and not word.startswith("--") else f"{flag}={HIDDEN}" if secret and equals else word)
+        hide = secret and not equals
+    return out
 
 
 @functools.cache

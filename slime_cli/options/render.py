@@ -40,6 +40,7 @@ def _named(section: str, dest: str, value: Any) -> tuple[str, str]:
     if section == "slime":
         option = own.by_dest()[dest]
         prefix = "--"
+        value = own.shown(dest, value)
     else:
         option = catalogue.load(section).option_for(dest, value)
         prefix = catalogue.PREFIXES[section]

@@ -5,12 +5,13 @@
 """
 
 import copy
+import pathlib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slime_cli.options import catalogue, own
+from slime_cli.options import catalogue, custom, own
 from slime_cli.options.derive import derived
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.layers import SECTIONS, Layer, from_argv, from_map
@@ -37,6 +38,8 @@ class Resolved:
     argv: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     """What the reading of the command line had to say."""
+    custom: dict[str, Any] = field(default_factory=dict)
+    """What ``--custom-config-path`` holds for users' functions alone."""
     phase_file: str = field(default="", repr=False)
     """File that ``phases`` came from, for messages."""
 
@@ -72,7 +75,8 @@ class Resolved:
         layer = from_map(phase, f"{self.phase_file}: phase {index + 1}")
         build = _Build.of(self)
         build.lay(
-            {key: value for key, value in layer.items() if build.origins.get(key) != "flag"}, f"phase {phase['name']}"
+            {key: value for key, value in layer.items() if build.origins.get(key) not in ("flag", custom.ORIGIN)},
+            f"phase {phase['name']}",
         )
         return build.done(replace(self, phases=(), phase_file=""))
 
@@ -97,6 +101,7 @@ def resolve(argv: Sequence[str], profiles: Sequence[str] = (), command: str = "t
             phase_file = str(profile.path)
     layer, warnings = from_argv(list(argv), command)
     build.lay(layer, "flag")
+    extra = _lay_custom(build, layer, warnings)
     frame = Resolved(
         slime=build.own(),
         megatron={},
@@ -106,16 +111,32 @@ def resolve(argv: Sequence[str], profiles: Sequence[str] = (), command: str = "t
         phases=phases,
         command=command,
         profiles=tuple(profiles),
-        argv=tuple(argv),
+        argv=tuple(own.without_secrets(argv)),
         warnings=tuple(warnings),
         phase_file=phase_file,
+        custom=extra,
     )
     return build.done(frame)
 
 
+def _lay_custom(build: "_Build", flags: Layer, warnings: list[str]) -> dict[str, Any]:
+    """Lays the options of ``--custom-config-path`` over the others; what else the file holds. Adds to ``warnings``."""
+    path = build.values["slime", "custom_config_path"]
+    if path is None or not pathlib.Path(path).exists():  # the run refuses it, a dry run says that it is not there
+        return {}
+    layer, extra = custom.read(path)
+    for (section, dest), value in layer.items():
+        if (section, dest) in flags and flags[section, dest] != value:
+            flag = own.flag(dest) if section == "slime" else f"--{dest.replace('_', '-')}"
+            said = f"{flag} is {flags[section, dest]} on the command line, and {value} in {path}, which holds"
+            warnings.append(said)
+    build.lay(layer, custom.ORIGIN)
+    return extra
+
+
 def args_namespace(resolved: Resolved) -> types.SimpleNamespace:
-    """What hooks get as ``args``: every own option by dest, and Megatron's that are set."""
-    return types.SimpleNamespace(**resolved.megatron | vars(resolved.slime))
+    """What hooks get as ``args``: every own option by dest, Megatron's that are set, and what a file has for them."""
+    return types.SimpleNamespace(**resolved.megatron | vars(resolved.slime) | resolved.custom)
 
 
 EXCLUDES = {("slime", "rollout_endpoint"): ("slime", "colocate")}

@@ -7,7 +7,7 @@ that is new here counts among them until somebody has looked at it.
 
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slime_cli.errors import UsageError
@@ -41,6 +41,8 @@ FREE: dict[str, str] = {
     "router": "*",
 }
 """Section -> patterns of dests."""
+CUSTOM = "custom"
+"""Beside the sections: what ``--custom-config-path`` holds for users' functions."""
 OF_THE_MODEL = "model_path tokenizer_path chat_template reasoning_parser tool_call_parser".split()
 """Options of the router that say what a request means."""
 
@@ -67,7 +69,9 @@ class Change(NamedTuple):
 
 
 def free(section: str, dest: str) -> bool:
-    """A resumed run may have another value."""
+    """A resumed run may have another value. What only users' functions read may, as their code may: it is said."""
+    if section == CUSTOM:
+        return True
     if section == "slime":
         return dest in own.by_dest() and own.by_dest()[dest].resume == "free"
     if section == "router" and dest in OF_THE_MODEL:
@@ -77,7 +81,9 @@ def free(section: str, dest: str) -> bool:
 
 def recorded(resolved: Resolved) -> dict[str, Any]:
     """The options as ``run.json`` has them."""
-    return _plain({name: resolved.values(name) for name in SECTIONS} | {"phases": resolved.phases})
+    ours = {dest: own.shown(dest, value) for dest, value in resolved.values("slime").items()}
+    natives = {name: resolved.values(name) for name in SECTIONS if name != "slime"}
+    return _plain({"slime": ours} | natives | {"phases": resolved.phases, "custom": resolved.custom})
 
 
 def _plain(value: Any) -> Any:
@@ -94,6 +100,7 @@ def _plain(value: Any) -> Any:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Options that differ between two that were :func:`recorded`. Raises UsageError for other phases."""
     found = list(_differences("", {name: _known(name, before.get(name, {})) for name in SECTIONS}, now))
+    found += _differences("", {CUSTOM: before.get(CUSTOM, {})}, now, sections=(CUSTOM,))
     old, new = before.get("phases", before.get("stages")) or [], now["phases"]
     names = [[phase["name"] for phase in phases] for phases in (old, new)]
     if names[0] != names[1]:
@@ -124,8 +131,10 @@ def _sections(phase: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _differences(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
-    for section in SECTIONS:
+def _differences(
+    where: str, before: Mapping[str, Any], now: Mapping[str, Any], *, sections: Sequence[str] = SECTIONS
+) -> Iterator[Change]:
+    for section in sections:
         old, new = before[section], now[section]
         for dest in sorted(old.keys() | new.keys()):
             if old.get(dest) != new.get(dest):
@@ -133,6 +142,8 @@ def _differences(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _flag(section: str, dest: str) -> str:
+    if section == CUSTOM:
+        return f"{own.flag('custom_config_path')}: {dest}"
     if section == "slime":
         return own.flag(dest) if dest in own.by_dest() else f"--{dest.replace('_', '-')}"
     return catalogue.PREFIXES[section] + dest.replace("_", "-")

@@ -3,7 +3,8 @@
 import argparse
 import dataclasses
 import types
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from slime_cli.options.estimators import GROUP_RELATIVE
 from slime_cli.options.groups import SlimeOptions
@@ -89,8 +90,11 @@ class Settings:
     custom_megatron_before_log_prob_hook_path: str | None = None
     custom_megatron_before_train_step_hook_path: str | None = None
 
+    custom: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What ``--custom-config-path`` holds for users' functions alone."""
+
     @classmethod
-    def from_options(cls, slime: SlimeOptions) -> "Settings":
+    def from_options(cls, slime: SlimeOptions, custom: Mapping[str, Any] = types.MappingProxyType({})) -> "Settings":
         """From slime's resolved options by dest."""
         names = {field.name for field in dataclasses.fields(cls)} & vars(slime).keys()
         taken = {name: getattr(slime, name) for name in names}
@@ -106,12 +110,13 @@ class Settings:
         return cls(
             **taken,
             untold_version=_untold_version(slime),
+            custom=dict(custom),
             max_tokens=slime.max_tokens_per_gpu if slime.use_dynamic_batch_size else None,
         )
 
     def for_users(self, args: argparse.Namespace) -> types.SimpleNamespace:
-        """What a user's function gets as ``args``: Megatron's arguments, and over them these settings."""
-        return types.SimpleNamespace(**(vars(args) | vars(self)))
+        """What a user's function gets as ``args``: Megatron's arguments, over them these settings and ``custom``."""
+        return types.SimpleNamespace(**(vars(args) | vars(self) | dict(self.custom)))
 
     @property
     def policy(self) -> bool:

@@ -182,7 +182,7 @@ def test_every_option_for_a_function_is_looked_at():
 
     of_rewards = {"custom_rm_path"}
     paths = {option.dest for option in own.OPTIONS if option.dest.endswith("_path") and option.takes_value}
-    assert paths - of_rewards - {"megatron_config_path"} == preflight.HOOKS.keys()
+    assert paths - of_rewards - {"megatron_config_path", "custom_config_path"} == preflight.HOOKS.keys()
 
 
 def test_a_dry_run_imports_no_engine_and_no_library_of_arrays(words):

@@ -15,6 +15,7 @@ from slime_cli.buffer.types import PromptRow, RowError
 from slime_cli.errors import DataError
 from slime_cli.loop import evaluating
 from slime_cli.loop.evaluating import Evaluations
+from slime_cli.loop.trackers import NONE
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.rollout.failures import Failures
 from slime_cli.screen import Screen
@@ -40,6 +41,7 @@ def evaluations(tmp_path, monkeypatch):
     shared = types.SimpleNamespace(
         screen=Screen(Console(file=out, width=500)),
         tracer=Tracer(str(tmp_path), "conductor", enabled=False),
+        trackers=NONE,
     )
     made = Evaluations("grpo", s, tmp_path / "grpo", shared)
     made.said = out

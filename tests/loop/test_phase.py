@@ -21,6 +21,7 @@ from slime_cli.loop import phase as phase_module
 from slime_cli.loop.phase import Phase
 from slime_cli.loop.publishing import Timetable
 from slime_cli.loop.saving import Saver
+from slime_cli.loop.trackers import NONE
 from slime_cli.manifests import layout
 from slime_cli.options.resolve import resolve
 from slime_cli.rewards.rewards import RewardPool
@@ -112,6 +113,7 @@ async def opened(folder, monkeypatch, **changes):
     shared = types.SimpleNamespace(
         screen=types.SimpleNamespace(say=said.append),
         tracer=tracer,
+        trackers=NONE,
         run_dir=folder,
         learner=learner,
         rollouts={},

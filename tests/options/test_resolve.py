@@ -75,8 +75,11 @@ def test_lists_json_and_stored_false():
         ("--colocate yes", "unexpected word 'yes'"),
         ("--colocate=yes", "takes no value"),
         ("-h", "unexpected word '-h'"),
-        ("--use-wandb --wandb-key k --lr x --wandb-project p --stray s", "5 options cannot be used"),
-        ("--use-wandb --wandb-key k", "here\n  2. --wandb-key is not an option here (leave it out: no tracker"),
+        ("--rollout-buffer-url u --ci-test --lr x --dump-details p --stray s", "5 options cannot be used"),
+        (
+            "--ci-test --ci-save-grad-norm k",
+            "here\n  2. --ci-save-grad-norm is not an option here (leave it out: it belongs",
+        ),
     ],
 )
 def test_refusals_name_the_flag_and_the_fix(argv, said):

@@ -58,7 +58,7 @@ def test_nothing_that_slime_runs_names_the_others():
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ("--wandb-project p", "--wandb-project has no effect here | slime writes its own metrics"),
+        ("--wandb-exp-name p", "--wandb-exp-name has no effect here | slime writes its own metrics"),
         ("--tensorboard-dir d", "metrics.jsonl"),
         ("--reset-position-ids", "slime feeds the trainer"),
         ("--manual-gc", "Megatron's own training loop"),

@@ -1,6 +1,7 @@
 """What the phases of a run must have in common, because it is made once for all of them."""
 
 from slime_cli.errors import UsageError
+from slime_cli.options import own
 from slime_cli.options.resolve import Resolved
 
 ONCE = {
@@ -12,9 +13,13 @@ ONCE = {
         "expert_tensor_parallel_size",
         "num_layers_per_virtual_pipeline_stage",
     ),
-    "slime": ("rm_workers", "rm_timeout", "sglang_server_concurrency", "hf_checkpoint"),
+    "slime": (
+        *("rm_workers", "rm_timeout", "sglang_server_concurrency", "hf_checkpoint", "custom_config_path"),
+        *(option.dest for option in own.OPTIONS if option.group == "tracking"),
+    ),
 }
-"""Section -> dests: process groups, reward workers, the client, the model. Engines besides, with all their options."""
+"""Section -> dests: process groups, reward workers, the client, the model, trackers. Engines besides, with all
+their options."""
 
 
 def agree(phases: list[tuple[str, Resolved]]) -> None:

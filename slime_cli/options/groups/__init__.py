@@ -18,6 +18,7 @@ from slime_cli.options.groups.reward import Reward
 from slime_cli.options.groups.rollout import Rollout
 from slime_cli.options.groups.run import Run
 from slime_cli.options.groups.schedule import Schedule
+from slime_cli.options.groups.tracking import Tracking
 from slime_cli.options.groups.training import Training
 
 
@@ -36,6 +37,7 @@ class SlimeOptions(
     OffPolicy,
     Functions,
     Run,
+    Tracking,
     LaunchScript,
 ):
     """Every option of slime's own, resolved. A value that differs is made by ``dataclasses.replace``."""

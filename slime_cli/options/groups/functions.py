@@ -7,6 +7,11 @@ from slime_cli.options.declare import POLICY, group, option
 class Functions:
     """Functions of a user's own (module.function or file.py:function): what each is called with is in docs/hooks.md."""
 
+    custom_config_path: str | None = option(
+        None,
+        "YAML map for such functions, each key an attribute of args; one that is an option holds over its flag.",
+        resume="free",
+    )
     data_source_path: str | None = option(None, "Class that deals the prompts, in place of --prompt-data.")
     buffer_filter_path: str | None = option(None, "Function that chooses among unfinished groups.", needs=POLICY)
     rollout_sample_hook_path: list[str] | None = option(
