@@ -26,6 +26,8 @@ class Begun:
     device: str
     warning: str
     """What the user should know of how it is computed; empty when there is nothing."""
+    kernels: str = ""
+    """Which fast ways of computing the device was found to have, each with what is used; empty on a CPU."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,7 +73,7 @@ class TrainerRank:
         critic's options. ``master``: rank 0's :meth:`address`."""
         import torch
 
-        from slime_cli.hardware import transformer_engine
+        from slime_cli.hardware import kernels, transformer_engine
         from slime_cli.training.network import megatron
         from slime_cli.training.trainer import Trainer
         from slime_cli.weights.bridge import Bridge
@@ -102,6 +102,7 @@ class TrainerRank:
             parameters=sum(p.numel() for module in self.trainer.policy.model for p in module.parameters()),
             device=self.device.name,
             warning=transformer_engine.problem(self.device.kind) or "",
+            kernels=kernels.found(),
         )
 
     def _hooks(self, settings: Settings) -> dict[str, Any]:

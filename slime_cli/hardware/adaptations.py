@@ -28,7 +28,7 @@ class Adaptation:
     what: str
     why: str
     devices: str = "all"
-    """``all``, ``cpu``, or ``no Transformer Engine``: where it is made."""
+    """``all``, ``cpu``, ``cuda`` or ``no Transformer Engine``: where it is made."""
     test: str
     """The file that would notice if it were gone or wrong."""
 
@@ -169,6 +169,21 @@ PACKED_ROTARY = Adaptation(
     why="GPTModel builds them itself, and local layers know one sequence a row",
     devices="no Transformer Engine",
     test="tests/training/network/test_attention.py",
+)
+FUSED_ROTARY = Adaptation(
+    library="megatron-core",
+    what="`rope_utils` has a fused rotary embedding, a Triton kernel of slime's, where Transformer Engine's is not",
+    why="local layers turn queries and keys in ten passes over them; the kernel is used where it proves right",
+    devices="no Transformer Engine",
+    test="tests/hardware/test_kernels.py",
+)
+WEIGHT_GRADIENTS = Adaptation(
+    library="megatron-core",
+    what="`import fused_weight_gradient_mlp_cuda` gives functions of slime's that add a weight gradient to its sum "
+    "inside the GEMM",
+    why="Megatron takes them from apex alone; torch has such a GEMM. Used on a GPU where it proves right",
+    devices="cuda",
+    test="tests/hardware/test_kernels.py",
 )
 STATELESS_ADAM = Adaptation(
     library="megatron-core",

@@ -58,6 +58,9 @@ def prepare_trainer() -> Device:
         os.environ.setdefault(
             "CUDA_DEVICE_MAX_CONNECTIONS", "1"
         )  # Megatron refuses tensor and context parallelism without
+        from slime_cli.hardware.cuda import weight_gradients
+
+        weight_gradients.stand_in()
         if transformer_engine.problem(device.kind) is not None:
             transformer_engine.stand_in()
     return device

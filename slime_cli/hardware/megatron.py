@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from megatron.core import tensor_parallel
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
-from slime_cli.hardware import adaptations
+from slime_cli.hardware import adaptations, kernels
 
 
 @contextlib.contextmanager
@@ -78,6 +79,30 @@ def become(model: torch.nn.Module, kinds: Mapping[type, type]) -> None:
             if not issubclass(kind, type(module)):
                 raise adaptations.PACKED_ROTARY.unfit(f"{kind.__name__} is no {type(module).__name__}")
             module.__class__ = kind
+
+
+def fuse(config: Any, *, rotary_pairs: bool) -> None:
+    """Turns on, in a config whose model is built next, what Megatron has a place for and this device has a kernel for.
+    ``rotary_pairs``: local layers turn queries and keys pair by pair, by angles alone (YaRN has a factor besides)."""
+    device = kernels.here()
+    config.gradient_accumulation_fusion = (
+        config.gradient_accumulation_fusion and kernels.weight_gradients(device) is not None
+    )
+    other = config.multi_latent_attention or config.rotary_interleaved or config.context_parallel_size > 1
+    rotary = kernels.rotary(device) if rotary_pairs and not other else None
+    if rotary is None:
+        return
+
+    def whole(t: torch.Tensor, freqs: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+        return rotary.rotate(t, freqs)
+
+    def packed(t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, **more: Any) -> torch.Tensor:
+        return rotary.rotate(t, freqs)  # whose angles PackedRotary has laid out token by token
+
+    adaptations.FUSED_ROTARY.replace(
+        rope_utils, fused_apply_rotary_pos_emb=whole, fused_apply_rotary_pos_emb_thd=packed
+    )
+    config.apply_rope_fusion = True
 
 
 def say_whether_tied(module: Any) -> None:

@@ -36,6 +36,8 @@ class Start:
         begun = self.learner.begin(self._megatron_argv(self.options), settings, self.model, critic)
         if begun.warning:
             self.say(f"warning: {begun.warning}")
+        if begun.kernels:
+            self.say(f"{self.name}: the trainer computes {begun.kernels}")
 
     def weights(self, commits: Sequence[Commit], start_from: str | None) -> None:
         """Those that the phase begins with. ``start_from``: the checkpoint of the phase before."""

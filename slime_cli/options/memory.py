@@ -18,9 +18,8 @@ last pipeline stage:
   bytes a parameter, optimizer bytes /(dp * cp) with --use-distributed-optimizer, those of experts / their own data
   parallel
   size; the critic of ppo once more;
-  logits: those of a chunk of response tokens, twice (themselves and their gradient). Kept copies (reference, teacher)
-  are in
-  the host's memory.
+  logits: those of a chunk of response tokens, w bytes each; twice if w is 4 (themselves and their gradient, which takes
+  their place on a GPU). Kept copies (reference, teacher) are in the host's memory.
 One engine device: weights w_e/tp_e, and a token's keys and values: 2 * layers * max(g/tp_e, 1) * d * w_e bytes, of
 latent
 attention layers * (r_kv + d_rope) * w_e.
@@ -36,7 +35,8 @@ from slime_cli.options.spec import expand
 
 GB = 2**30
 LOGITS_CHUNK = 256 * 2**20
-"""Bytes of logits that are made at once without ``--log-probs-chunk-size``."""
+"""Bytes of logits that are made at once on a CPU without ``--log-probs-chunk-size``. A GPU has room for a sixteenth of
+what is free, which is not known here: all of a micro-batch's are counted."""
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,16 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
         shared *= 1 - megatron.get("optimizer_offload_fraction", 1.0)
     per_sample = longest(slime)
     tokens = slime.max_tokens_per_gpu or megatron.get("micro_batch_size", 1) * per_sample // sizes["cp"]
-    logits = tokens * model.vocab / tp * 4
+    logits = tokens * model.vocab / tp * weight
     chunk = slime.log_probs_chunk_size
+    at_once = chunk * model.vocab / tp * weight if chunk else logits if half else LOGITS_CHUNK
     networks = 2 if slime.advantage_estimator == "ppo" and slime.loss_type != "sft_loss" else 1
     moments = 0 if slime.use_stateless_adam else 8
     parts = {
         "weights": networks * held * weight,
         "gradients": networks * held * 4,
         "optimizer": networks * shared * ((4 if half else 0) + moments),
-        "logits": 2 * min(logits, chunk * model.vocab / tp * 4 if chunk else LOGITS_CHUNK),
+        "logits": (1 if half else 2) * min(logits, at_once),
     }
     return {name: int(size) for name, size in parts.items() if size}
 

@@ -41,6 +41,8 @@ class Preparation:
     settings: Settings
     args: argparse.Namespace
     hooks: Mapping[str, Callable]
+    head: Callable[..., torch.Tensor]
+    """Reads log-probabilities off the policy."""
     tracer: Tracer
     batch: TrainBatch
     parts: list[Part]
@@ -84,9 +86,8 @@ class Preparation:
         s = self.settings
         if "before_log_prob" in self.hooks:
             self.hooks["before_log_prob"](s.for_users(self.args), self.policy.model, prefix)
-        head = functools.partial(heads.log_probs, temperature=s.rollout_temperature, chunk=s.log_probs_chunk_size)
         for part in self.parts:
-            yield from ((mb, out_2R[0]) for mb, out_2R in zip(part, self.policy.forward(part, head, how)))
+            yield from ((mb, out_2R[0]) for mb, out_2R in zip(part, self.policy.forward(part, self.head, how)))
 
     def _old_log_probs(self) -> None:
         """The old policy's log-probabilities, and where they can be compared with the engine's.

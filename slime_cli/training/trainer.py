@@ -59,6 +59,9 @@ class Trainer:
             self.critic = network(_untied(critic_args or args), model.critics(provider), "critic")
             self.policy.activate()
         self.splitter = Splitter(args, settings, self.policy.device)
+        self.log_prob_head = functools.partial(
+            heads.log_probs, chunk=settings.log_probs_chunk_size, room=heads.room(self.policy.device)
+        )
         self.step = 0
         """Optimizer steps of this phase, over all attempts, which the policy's weights are of; those that trained the
         critic alone count."""
@@ -175,6 +178,7 @@ class Trainer:
             settings=self.settings,
             args=self.args,
             hooks=self.hooks,
+            head=functools.partial(self.log_prob_head, temperature=self.settings.rollout_temperature),
             tracer=self.tracer,
             batch=batch,
             parts=parts,
@@ -212,9 +216,10 @@ class Trainer:
         if "loss" in self.hooks:
             users = functools.partial(objective.custom, self.hooks["loss"], s.for_users(self.args))
             return heads.logits, lambda s, mb, logits_RV: users(mb, logits_RV)
-        head = functools.partial(heads.log_probs, chunk=s.log_probs_chunk_size)
+        head = self.log_prob_head
         if not s.policy:
             return functools.partial(head, temperature=1.0), objective.supervised
+        # It is measured in the same reading of the logits, so the metric costs next to nothing.
         entropy = "gradient" if s.entropy_coef else "value"
         return functools.partial(head, temperature=s.rollout_temperature, entropy=entropy), objective.policy
 

@@ -106,9 +106,9 @@ def test_what_code_passes_in_an_options_place_is_refused():
 OF_THE_MACHINE = {
     "masked_softmax_fusion": "it is Transformer Engine's or Apex's, which is not there",
     "no_persist_layer_norm": "the same",
-    "gradient_accumulation_fusion": "the same",
+    "gradient_accumulation_fusion": "there is no GPU",
     "bias_swiglu_fusion": "the same",
-    "use_cpu_initialization": "there is no GPU",
+    "use_cpu_initialization": "the same",
     "bf16": "a GPU's trainer computes in it: preflight refuses --bf16=false",
 }
 """Flags that slime gives on some machines alone -> why taking them back is not refused everywhere."""

@@ -31,7 +31,8 @@ class Batch:
     )
     log_probs_chunk_size: int | None = option(
         None,
-        "Response tokens projected onto the vocabulary at once; as many as fit 256 MiB.",
+        "Response tokens projected onto the vocabulary at once; as many as fit a sixteenth of the GPU's free memory, "
+        "or 256 MiB on a CPU.",
         bounds=AT_LEAST_1,
         resume="free",
     )

@@ -7,6 +7,7 @@ padding ever sees it.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -72,7 +73,18 @@ class Pack(PackedSeqParams):
     """Position of each of this rank's tokens in its own sequence."""
     angles_T: torch.Tensor | None = None
     """Whose position's angle sits at each place of the whole pack, so that RoPE's cut of it gives this rank its own."""
-    rectangles: Rectangles | None = None
+    ends_N1: torch.Tensor | None = None
+    """Where each sequence begins, and the pack ends, over all context parallel ranks: int32, on the device."""
+    lengths_N: Lengths = ()
+    cut: Cut = Cut()
+
+    @functools.cached_property
+    def rectangles(self) -> Rectangles:
+        """Made when attention first asks: a kernel that takes packs has no use for them."""
+        shape = rectangles(self.lengths_N) if self.cut.size == 1 else zigzag(self.lengths_N, self.cut)
+        device = None if self.ends_N1 is None else self.ends_N1.device
+        queries, keys = ([x.to(device) for x in part] for part in (shape.queries, shape.keys))
+        return Rectangles(queries, keys, shape.scatter_T.to(device))
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -106,14 +118,11 @@ def pack(lengths: Lengths, device: torch.device, cut: Cut = Cut()) -> Pack:
         for chunk, own_T in ((cut.rank, positions_T[:half]), (2 * cut.size - 1 - cut.rank, positions_T[half:])):
             angles_T[chunk * half : (chunk + 1) * half] = own_T
     ends = slices = torch.from_numpy(np.concatenate([[0], np.cumsum(whole_N)])).int()
-    shape = None
+    on_device = ends.to(device)
     if cut.local:
         slices = ends[[0, -1]]
-        shape = rectangles(lengths) if cut.size == 1 else zigzag(lengths, cut)
-        shape.queries, shape.keys = ([x.to(device) for x in part] for part in (shape.queries, shape.keys))
-        shape.scatter_T = shape.scatter_T.to(device)
     else:
-        ends = slices = ends.to(device)
+        ends = slices = on_device
     return Pack(
         qkv_format="thd",
         cu_seqlens_q=ends,
@@ -124,7 +133,9 @@ def pack(lengths: Lengths, device: torch.device, cut: Cut = Cut()) -> Pack:
         max_seqlen_kv=int(whole_N.max()),
         positions_T=torch.from_numpy(positions_T).to(device),
         angles_T=torch.from_numpy(angles_T).to(device),
-        rectangles=shape,
+        ends_N1=on_device,
+        lengths_N=lengths,
+        cut=cut,
     )
 
 

@@ -3,11 +3,12 @@
 Stock local layers refuse packed sequences (DotProductAttention) and sequence parallelism (their RMSNorm). The classes
 here are drop-ins for the same places of Megatron's layer spec; :func:`use` puts them in.
 
-Attention over a pack of T tokens regroups the tokens into a few rectangles of similar lengths
-(:class:`slime_cli.training.batching.packs.Rectangles`) and runs causal ``scaled_dot_product_attention`` on each,
-without a mask. Cost and memory follow the sum of squared lengths (or the tokens alone, with a flash kernel), not T
-squared. Under context parallelism every rank gathers all keys and values and attends with its own queries; their
-gradients go back summed.
+Attention over a pack is a kernel's that takes sequences of different lengths, where the device has one
+(:func:`slime_cli.hardware.kernels.attention`). Elsewhere the pack's T tokens are regrouped into a few rectangles of
+similar lengths (:class:`slime_cli.training.batching.packs.Rectangles`), and causal ``scaled_dot_product_attention``
+runs on each, without a mask. Cost and memory follow the sum of squared lengths (or the tokens alone, with a flash
+kernel), not T squared. Under context parallelism every rank gathers all keys and values and attends with its own
+queries, in rectangles; their gradients go back summed.
 """
 
 from typing import Any
@@ -25,6 +26,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
 
+from slime_cli.hardware import kernels
 from slime_cli.hardware.megatron import LatentAttention, become
 
 
@@ -99,10 +101,20 @@ class PackedAttention(MegatronModule):
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
         pg_collection: Any = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
         **unused: Any,
     ) -> None:
         super().__init__(config=config)
         self.scale = softmax_scale
+        self.kernel = None
+        if config.context_parallel_size == 1:
+            tp = config.tensor_model_parallel_size
+            heads, groups = config.num_attention_heads // tp, max(1, (config.num_query_groups or 1) // tp)
+            width, value_width = (n or config.kv_channels or 0 for n in (k_channels, v_channels))
+            groups = groups if k_channels is None else heads  # latent attention has a key for every head
+            shape = kernels.Shape(kernels.here(), config.params_dtype, heads, groups, width, value_width)
+            self.kernel = kernels.attention(shape)
         if config.attention_dropout:
             raise ValueError("attention dropout is not supported by the packed attention: pass --attention-dropout 0")
 
@@ -126,6 +138,9 @@ class PackedAttention(MegatronModule):
             key, value = (
                 tensor_parallel.gather_from_sequence_parallel_region(x.contiguous(), group=group) for x in (key, value)
             )
+        elif self.kernel is not None:
+            pack = packed_seq_params
+            return self.kernel(query, key, value, pack.ends_N1, pack.max_seqlen_q, self.scale).flatten(1)
         shape = packed_seq_params.rectangles
         parts = []
         for queries, keys in zip(shape.queries, shape.keys):

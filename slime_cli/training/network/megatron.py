@@ -56,11 +56,10 @@ def always(device: hardware.Device, *, transformer_engine: bool, given: Sequence
             "local",
             "--no-masked-softmax-fusion",
             "--no-persist-layer-norm",
-            "--no-gradient-accumulation-fusion",
-            "--no-bias-swiglu-fusion",
         ]
     if device.kind == "cpu":
         out += ["--distributed-backend", "gloo", "--use-cpu-initialization"]
+        out += ["--no-gradient-accumulation-fusion", "--no-bias-swiglu-fusion"]  # made for a GPU's memory
     else:
         out += ["--distributed-backend", "nccl", *(() if "--fp16" in given else ("--bf16",))]
     return out

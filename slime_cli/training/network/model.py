@@ -13,6 +13,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.global_vars import get_args
 
 from slime_cli.errors import UsageError
+from slime_cli.hardware.megatron import fuse
 from slime_cli.hooks.kinds import accepted
 from slime_cli.training.network import attention
 from slime_cli.training.network.attention import mark_sequence_parallel
@@ -37,6 +38,7 @@ def provider(
     if config.multi_latent_attention:
         _yarn(config, args)
     local = args.transformer_impl == "local"
+    fuse(config, rotary_pairs=local and args.position_embedding_type == "rope")
     spec: Any = get_gpt_decoder_block_spec(config, use_transformer_engine=not local, vp_stage=vp_stage)
     if local:
         attention.use(spec)
