@@ -73,6 +73,7 @@ def without_engines(table: Table, folder: pathlib.Path, model: str) -> None:
     table.at_most("slime train --dry-run", seconds, "s", 0.5)
     rate = statistics.median(light.journal_rate(folder / f"journal-{i}") for i in range(3))
     table.at_least("journal: lease, generated, finish, batch, commit", rate, "samples/s", 20000)
+    table.at_least("graders: judged pairs in one worker", light.grader_rate(), "pairs/s", 100)
     dd = light.disk_rate(folder)
     published = light.publish_rate(folder, model)
     table.at_least("disk publish / dd", published / dd, "ratio", 0.8, dd=dd, published=published)

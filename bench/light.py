@@ -96,3 +96,16 @@ def publish_rate(folder: pathlib.Path, hf_checkpoint: str, size: int = 256 * 2**
         with open(file, "rb") as written:
             os.fsync(written.fileno())
     return size / (time.perf_counter() - start)
+
+
+def grader_rate() -> float:
+    """Judged pairs (tests/rewards/judged) a second of processor time that one reward worker grades, programs left out:
+    those take what their tests take."""
+    from tests.rewards import judged_pairs
+
+    pairs = [pair for pair in judged_pairs.PAIRS if not pair["rm_type"].startswith("code")]
+    judged_pairs.verdict(pairs[0])
+    start = time.process_time()
+    for pair in pairs:
+        judged_pairs.verdict(pair)
+    return len(pairs) / (time.process_time() - start)

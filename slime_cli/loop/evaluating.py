@@ -91,4 +91,6 @@ class Evaluations:
         failed = f"; {lost.total()} of {result['trajectories']} answers failed and count 0: {reasons}" if lost else ""
         left = f"; {result['left_out']} rows are left out" if result["left_out"] else ""
         found = f"reward {result['reward_mean']:.3f} over {result['prompts']} prompts"
+        if len(result["pass_at"]) > 1:
+            found += "".join(f", pass@{k} {rate:.3f}" for k, rate in result["pass_at"].items())
         self.shared.screen.say(f"{self.name}: {result['dataset']} at step {step}: {found}{left}{failed}")

@@ -6,6 +6,7 @@ reason is counted. An evaluation in which every one failed has no result: it end
 """
 
 import collections
+import math
 import statistics
 import types
 from collections.abc import Callable, Mapping
@@ -27,8 +28,8 @@ async def evaluate(
     progress: Callable[[int], None],
     judged: Callable[[list[Sample]], None] = lambda samples: None,
 ) -> dict[str, Any]:
-    """Figures of one evaluation set: mean reward, its standard error over prompts, truncation, failures by reason.
-    ``judged`` is told of the rewarded samples."""
+    """Figures of one evaluation set: mean reward and pass@k with their standard errors over prompts, truncation,
+    failures by reason. ``judged`` is told of the rewarded samples."""
     a: types.SimpleNamespace = generator.args
     params = generator.sampling_params() | {
         "temperature": a.eval_temperature,
@@ -85,6 +86,7 @@ def result_of(
 ) -> dict[str, Any]:
     """Figures of a set: rewards by prompt, whether each sample was cut off."""
     mean, error = mean_over_prompts(rewards_PN)
+    passes = pass_at(rewards_PN)
     return {
         "dataset": name,
         "prompts": len(rewards_PN),
@@ -92,6 +94,8 @@ def result_of(
         "trajectories": sum(map(len, rewards_PN)),
         "reward_mean": mean,
         "reward_standard_error": error,
+        "pass_at": {str(k): rate for k, (rate, _) in passes.items()},
+        "pass_at_standard_error": {str(k): spread for k, (_, spread) in passes.items()},
         "truncated_ratio": sum(truncated) / max(len(truncated), 1),
         "failures": dict(failures),
         "left_out": left_out,
@@ -112,3 +116,18 @@ def mean_over_prompts(rewards_PN: list[list[float]]) -> tuple[float, float | Non
     if count < 2:
         return float(mean), None
     return float(mean), float(np.sqrt(count / (count - 1) * np.square(sums_P - mean * sizes_P).sum()) / sizes_P.sum())
+
+
+def pass_at(rewards_PN: list[list[float]]) -> dict[int, tuple[float, float | None]]:
+    """The chance that one of k answers to a prompt is right (a reward of 1), for each power of two up to the number of
+    answers that every prompt has; and its standard error over prompts.
+
+    Unbiased, from n answers of which c are right: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021), n each prompt's own.
+    """
+    counts_P = [(len(values), sum(value == 1 for value in values)) for values in rewards_PN]
+    most = min(n for n, _ in counts_P)
+    found = {}
+    for k in (2**power for power in range(most.bit_length())):
+        rates_P = [[1 - math.comb(n - c, k) / math.comb(n, k)] for n, c in counts_P]
+        found[k] = mean_over_prompts(rates_P)
+    return found

@@ -22,6 +22,7 @@ from slime_cli.screen import Screen
 from slime_cli.tracing.spans import Tracer
 
 RESULT = {"reward_mean": 0.5, "prompts": 2, "trajectories": 4, "left_out": 1, "failures": {"reward_error": 1}}
+PASS_AT = {"1": 0.25, "2": 0.5}
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def evaluations(tmp_path, monkeypatch):
 
     async def evaluate(name, source, generator, render, progress, judged):
         rendered = [render(row) for row in source]
-        return RESULT | {"dataset": name, "rendered": rendered}
+        return RESULT | {"pass_at": PASS_AT, "dataset": name, "rendered": rendered}
 
     monkeypatch.setattr(evaluating, "evaluate", evaluate)
     s = SlimeOptions(
@@ -71,7 +72,8 @@ async def test_what_it_found_is_said_as_it_is_written(evaluations):
     await evaluations.run(3, "v000003", GENERATOR, render)
     told = evaluations.said.getvalue()
     assert "rows.jsonl:2: no [role]" in told
-    assert "grpo: held[b]out at step 3: reward 0.500 over 2 prompts; 1 rows are left out; 1 of 4 answers failed" in told
+    assert "grpo: held[b]out at step 3: reward 0.500 over 2 prompts, pass@1 0.250, pass@2 0.500; 1 rows" in told
+    assert "1 rows are left out; 1 of 4 answers failed" in told
     assert "\\" not in told
 
 

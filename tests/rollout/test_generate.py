@@ -3,6 +3,9 @@ return."""
 
 import asyncio
 import dataclasses
+import itertools
+import math
+import statistics
 import types
 from fractions import Fraction
 
@@ -19,7 +22,7 @@ from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.collector import Collector
-from slime_cli.rollout.evaluate import evaluate, mean_over_prompts
+from slime_cli.rollout.evaluate import evaluate, mean_over_prompts, pass_at, result_of
 from slime_cli.rollout.failures import Failures
 from slime_cli.rollout.generate import Generator
 from slime_cli.training.batching import packing
@@ -694,3 +697,21 @@ async def test_what_is_cancelled_before_it_was_checked_is_not_kept(path, journal
         (group,) = buffer._places.groups[Place.RETURNED].values()
         await collector.stop()
     assert group.pending[0].response_length == 0 and group.pending[0].metadata == {}
+
+
+def test_pass_at_k_is_the_share_of_choices_of_k_answers_that_hold_a_right_one():
+    """Counted choice by choice; a failed answer (0) is an answer, and only a whole reward is right."""
+    rewards_PN = [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.5, 0.0], [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]]
+    found = pass_at(rewards_PN)
+    assert list(found) == [1, 2, 4]
+    for k, (rate, error) in found.items():
+        rates_P = [
+            statistics.fmean(any(value == 1 for value in chosen) for chosen in itertools.combinations(values, k))
+            for values in rewards_PN
+        ]
+        assert rate == pytest.approx(statistics.fmean(rates_P), rel=1e-12)
+        assert error == pytest.approx(statistics.stdev(rates_P) / math.sqrt(3), rel=1e-12)
+    by_hand = pass_at([[1, 0, 0, 0], [1, 1, 0, 0]])
+    assert {k: rate for k, (rate, _) in by_hand.items()} == pytest.approx({1: 3 / 8, 2: 2 / 3, 4: 1})
+    result = result_of("s", [[1.0, 0.0]], [False, True])
+    assert result["pass_at"] == {"1": 0.5, "2": 1.0} and result["pass_at_standard_error"] == {"1": None, "2": None}

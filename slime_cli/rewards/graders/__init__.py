@@ -17,6 +17,7 @@ from slime_cli.rewards.graders.choice import grade_gpqa
 from slime_cli.rewards.graders.code import grade_code, grade_code_share
 from slime_cli.rewards.graders.equality import load_math_verify
 from slime_cli.rewards.graders.gym import grade_reasoning_gym, task_of
+from slime_cli.rewards.graders.instructions import grade_ifbench, grade_ifbench_share
 from slime_cli.rewards.graders.mathematics import (
     grade_dapo,
     grade_deepscaler,
@@ -57,6 +58,8 @@ GRADERS: dict[str, Callable[[str, str | None, dict[str, Any], int], Reward]] = {
     "gpqa": grade_gpqa,
     "code": grade_code,
     "code_share": grade_code_share,
+    "ifbench": grade_ifbench,
+    "ifbench_share": grade_ifbench_share,
     "random": grade_random,
 }
 
