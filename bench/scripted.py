@@ -62,7 +62,7 @@ class Learner:
     def remove(self, paths: list[str]) -> None:
         pass
 
-    def publish(self, folder: str, version: str) -> int:
+    def publish(self, folder: str, version: str, how: object = None) -> int:
         import torch
 
         from slime_cli.weights import publish

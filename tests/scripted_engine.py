@@ -6,7 +6,10 @@ import os
 import pathlib
 import threading
 
+from safetensors.torch import load_file
+
 from slime_cli import manifests
+from slime_cli.weights import publish
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -88,3 +91,21 @@ class LoadingEngine(ScriptedEngine):
     @property
     def version(self) -> str:
         return self.answers["/model_info"]["weight_version"]
+
+
+class ReadingEngine(LoadingEngine):
+    """A :class:`LoadingEngine` that sums up the tensors that lie in the folder, whatever its manifest says."""
+
+    def _load(self, body):
+        tensors = {}
+        for file in pathlib.Path(body["model_path"]).glob("*.safetensors"):
+            tensors |= load_file(file)
+        self.weights = {name: tensor.clone() for name, tensor in tensors.items()}
+        self.summed()
+        self.answers["/model_info"] = self.answers["/model_info"] | {"weight_version": body["weight_version"]}
+        return {"success": True}
+
+    def summed(self) -> None:
+        """It reports the sums of ``weights``, which a test may change."""
+        sums = {name: publish.checksum(tensor) for name, tensor in self.weights.items()}
+        self.answers["/weights_checker"] = {"ranks": [{"checksums": sums}]}

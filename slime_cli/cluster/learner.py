@@ -13,6 +13,7 @@ from slime_cli import disk
 from slime_cli.buffer.columns import TrainBatch
 from slime_cli.errors import EngineError, SlimeError
 from slime_cli.training.settings import Settings
+from slime_cli.weights.transport import FULL, Writing
 
 RESUME = "the same command resumes from the last commit"
 
@@ -83,9 +84,12 @@ class Learner:
         """Removes checkpoints with their critics'."""
         self._get([self.ranks[0].remove.remote(paths)])
 
-    def publish(self, folder: str, version: str) -> int:
-        """Writes the present weights as a version that engines can load; the bytes written."""
-        return self._get([rank.publish.remote(folder, version) for rank in self.ranks])[0]
+    def publish(self, folder: str, version: str, how: Writing = FULL) -> int:
+        """Writes the present weights as a version, each rank its share; the bytes written."""
+        first = self.ranks[0]
+        self._get([first.prepare.remote(folder, how)])
+        parts = self._get([rank.publish.remote(folder, how) for rank in self.ranks])
+        return self._get([first.seal.remote(folder, version, how, parts)])[0]
 
     def _get(self, references: list[Any]) -> list[Any]:
         """What the ranks answered, in their order."""

@@ -17,6 +17,7 @@ from slime_cli.buffer.columns import TrainBatch
 from slime_cli.cluster.learner import Begun, Trained
 from slime_cli.manifests import layout
 from slime_cli.training.settings import Settings
+from slime_cli.weights.transport import Part, Writing
 
 if TYPE_CHECKING:
     from slime_cli.training.trainer import Trainer
@@ -45,12 +46,14 @@ class TrainerRank:
             # A core is left to the engines: threads that must wait for each other crawl as soon as a core is shared.
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // (world_size + 1)))
         from slime_cli.training import trainer  # noqa: F401  (the slow import, while the engines start as well)
+        from slime_cli.weights.base import Base
 
         for name in list(logging.root.manager.loggerDict):
             if name.startswith(("megatron", "transformers")):
                 logging.getLogger(name).setLevel(logging.ERROR)
         self.tracer = Tracer(run_dir, f"trainer-{rank}", enabled=trace)
         self.saving_to = run_dir
+        self.published = Base()
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 waits for the others."""
@@ -167,23 +170,36 @@ class TrainerRank:
             for folder in (path, layout.critic(path)):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def publish(self, target: str, version: str) -> int:
-        """Writes the present weights as a version (rank 0 writes, all ranks gather); bytes written."""
+    def prepare(self, target: str, how: Writing) -> None:
+        """An empty folder for a version. Rank 0 alone is asked."""
         from slime_cli.weights import publish
 
-        named = self.bridge.export(self.trainer.policy.model)
+        with disk.naming(target):
+            publish.prepare(pathlib.Path(target), self.hf_checkpoint, delta=how.base is not None)
+
+    def publish(self, target: str, how: Writing) -> Part:
+        """Writes this rank's share of the present weights, or of what has changed in them; all ranks gather."""
+        from slime_cli.weights import publish
+
+        folder = pathlib.Path(target)
+        prefix = f"{self.rank:05d}-" if self.world_size > 1 else ""
         with disk.naming(target), self.tracer.span("export"):
-            if self.rank:
-                for _ in named:
-                    pass
-                return 0
-            folder = pathlib.Path(target)
-            publish.write(
-                named,
-                folder,
-                hf_checkpoint=self.hf_checkpoint,
-                version=version,
-                step=self.trainer.step,
-                run=self.run_dir,
-            )
-            return sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+            named = publish.owned(self.bridge.export(self.trainer.policy.model), self.rank, self.world_size)
+            return self.published.write(named, folder, prefix, how)
+
+    def seal(self, target: str, version: str, how: Writing, parts: list[Part]) -> int:
+        """The manifest over the parts of all ranks; the bytes of all. Rank 0 alone is asked."""
+        import msgspec
+
+        from slime_cli.weights import publish
+
+        folder = pathlib.Path(target)
+        manifest = msgspec.structs.replace(
+            publish.described(version, self.trainer.step, self.run_dir),
+            base=how.base,
+            base_digest=how.base_digest,
+            encoding=how.encoding,
+        )
+        with disk.naming(target):
+            publish.seal(folder, parts, manifest)
+        return sum(file.stat().st_size for pattern in ("*.safetensors", "*.patch") for file in folder.glob(pattern))

@@ -14,7 +14,7 @@ from slime_cli.manifests import checkpoints, layout
 from slime_cli.manifests.proof import SHOWN
 
 if TYPE_CHECKING:
-    from slime_cli.weights.transports.disk import Folder
+    from slime_cli.weights.folder import Folder
 
 Say = Callable[[str], None]
 _NAME = re.compile(r"(?!hf$)\w[\w.-]*")
@@ -80,7 +80,7 @@ def run(argv: list[str]) -> int:
 def _published(args: argparse.Namespace, say: Say, check: Callable[[pathlib.Path], None]) -> "Folder":
     """The version that --load is, or one made from the checkpoint there. ``check`` refuses a model."""
     from slime_cli.models import whole
-    from slime_cli.weights.transports.disk import opened
+    from slime_cli.weights.folder import opened
 
     source = pathlib.Path(args.load)
     if not source.exists():

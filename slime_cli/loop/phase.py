@@ -39,8 +39,8 @@ from slime_cli.screen import note
 from slime_cli.serving import control
 from slime_cli.tracing.report import PhaseResult
 from slime_cli.training.batching import packing
+from slime_cli.weights import transports
 from slime_cli.weights.transport import Version
-from slime_cli.weights.transports.disk import Disk
 
 
 class Phase:
@@ -171,8 +171,11 @@ class Phase:
             start.last_commit(self.buffer.commits(), len(self.buffer.recovery.replay))
 
     def _publisher(self) -> Publisher:
+        def say(text: str) -> None:
+            self.say(f"{self.name}: {text}")
+
         return Publisher(
-            Disk(self.folder, newest=KEEP_WEIGHTS),
+            transports.chosen(self.s, self.folder, KEEP_WEIGHTS, say),
             self.learner,
             self.shared.engine_urls,
             Timetable.of(self.s, self.total),
@@ -180,7 +183,7 @@ class Phase:
             self.saver.under_way,
             keep_old_actor=self.s.keep_old_actor,
             span=self.span,
-            say=lambda text: self.say(f"{self.name}: {text}"),
+            say=say,
         )
 
     async def _prepare_generation(self) -> None:

@@ -16,6 +16,7 @@ __all__ = [
     "Claim",
     "Endpoint",
     "Engine",
+    "Patch",
     "Rollout",
     "Run",
     "Tensor",
@@ -146,17 +147,37 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     shape: list[int]
     file: str
+    """Beside the manifest; empty in a delta, whose tensors lie where it is applied."""
     checksum: str
     """First 16 hex digits of SHA-256 over the tensor's bytes (what SGLang's CPU engine reports as well)."""
+    digest: str = ""
+    """xxh3-128 over the same bytes, by which a copy is checked; empty where no delta will follow."""
+
+
+class Patch(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a delta has what changed of one tensor (:mod:`slime_cli.weights.encoding`)."""
+
+    file: str
+    begin: int
+    size: int
+    digest: str
+    """xxh3-128 over these bytes."""
 
 
 class Weights(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.weights/1", kw_only=True):
-    """``weights/vNNNNNN/manifest.json`` beside safetensors that an engine can load."""
+    """``weights/vNNNNNN/manifest.json`` beside safetensors that an engine can load, or beside the patches of a
+    delta."""
 
     version: str
     base: str | None
-    """The version that a delta applies to; None for full weights."""
+    """The version that a delta applies to, in the folder of this name beside its own; None for full weights."""
     encoding: str
+    """``full``, ``xor`` or ``overwrite``."""
     tensors: dict[str, Tensor]
+    """All of the model's, changed or not."""
     training_step: int
     run: str
+    base_digest: str = ""
+    """:func:`slime_cli.weights.applying.identity` of the base: a version of the same name is not always the same."""
+    patches: dict[str, Patch] = {}
+    """Where a delta changes tensors: by name."""

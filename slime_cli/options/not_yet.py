@@ -5,11 +5,11 @@ an option takes its name out.
 """
 
 _TEXT = """
---update-weight-mode --update-weight-transport --update-weight-disk-dir --update-weight-disk-keep-files
---update-weight-delta-encoding --update-weight-delta-checksum --update-weight-local-checkpoint-dir
---update-weight-buffer-size --check-weight-update-equal
-    leave it out: the trainer publishes whole versions as files under the run directory, and each engine loads and
-    proves them
+--update-weight-disk-dir --update-weight-disk-keep-files
+    leave it out: versions are files under the run directory, and those that a resume needs stay
+
+--check-weight-update-equal
+    leave it out: every version is proven in every engine
 
 --eval-config
     leave it out: --eval-prompt-data takes NAME PATH pairs, and all sets are sampled with the same --eval-* options

@@ -1,33 +1,35 @@
-"""Writes weights as a version that engines can load: safetensors, the model's other files and a manifest.
+"""Writes weights as a version: the model's other files, safetensors or what changed of them, and a manifest.
 
-Called by the trainer's rank 0, by ``slime sync`` and by a conversion to HF. The manifest is written last: the version
-is whole when it is there.
+The trainer's ranks do it together: rank 0 makes the folder (:func:`prepare`), every rank writes its share of the
+tensors (:func:`owned`) and describes it (:class:`Part`), rank 0 puts the manifest over all parts (:func:`seal`).
+``slime sync`` and a conversion to HF are one rank (:func:`write`). The manifest is written last: the version is whole
+when it is there.
 """
 
-import hashlib
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import torch
-from safetensors.torch import save_file
 
 from slime_cli import manifests
+from slime_cli.errors import EngineError
 from slime_cli.manifests import layout
 from slime_cli.models import headers
-from slime_cli.weights.transports.disk import remove
-from slime_cli.weights.verification import shortened
+from slime_cli.weights import shards
+from slime_cli.weights.folder import remove
+from slime_cli.weights.transport import BUFFER, Part
 
-SHARD_BYTES = 4 * 2**30
 _LEFT_OUT = ("model.", "model-", "pytorch_model", layout.CHECKPOINT, layout.MANIFEST)
+_ALONE = "model.safetensors"
+"""The name that every loader knows without an index."""
 
 
 def checksum(tensor: torch.Tensor) -> str:
-    """First 8 bytes of SHA-256 over the tensor's bytes, in hex: what SGLang's weight checker reports on a CPU."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return shortened(hashlib.sha256(memoryview(flat)))
+    """First 8 bytes of SHA-256 over the tensor's bytes, in hex."""
+    return shards.checksum(shards.content(tensor))
 
 
 def copy_model_files(source: str | os.PathLike, target: pathlib.Path) -> None:
@@ -42,6 +44,62 @@ def copy_model_files(source: str | os.PathLike, target: pathlib.Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
+def prepare(target: pathlib.Path, hf_checkpoint: str, *, delta: bool = False) -> None:
+    """A version without weights in place of what may be there. A delta's other files are those of its base."""
+    if target.exists():
+        remove(target)
+    target.mkdir(parents=True)
+    if not delta:
+        copy_model_files(hf_checkpoint, target)
+
+
+def owned(named: Iterable[tuple[str, torch.Tensor]], rank: int, ranks: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """This rank's share: each tensor goes to the rank that has the fewest bytes so far, which all ranks find alike, in
+    every version."""
+    sizes = [0] * ranks
+    for name, tensor in named:
+        least = sizes.index(min(sizes))
+        sizes[least] += tensor.nbytes
+        if least == rank:
+            yield name, tensor
+
+
+def write_part(
+    named: Iterable[tuple[str, torch.Tensor]], target: pathlib.Path, *, prefix: str = "", buffer: int = BUFFER
+) -> Part:
+    """Full weights. ``prefix``: of this rank's files."""
+    files = shards.Shards(target, f"model-{prefix}", buffer=buffer)
+    for name, tensor in named:
+        files.add(name, tensor)
+    return Part(files.close())
+
+
+def seal(target: pathlib.Path, parts: Sequence[Part], manifest: manifests.Weights) -> manifests.Weights:
+    """``manifest`` with the tensors of all parts, written; raises EngineError where a rank wrote somewhere else."""
+    tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
+    patches = {name: patch for part in parts for name, patch in part.patches.items()}
+    files = sorted({tensor.file for tensor in tensors.values()} | {patch.file for patch in patches.values()} - {""})
+    if lost := [file for file in files if file and not (target / file).is_file()]:
+        raise EngineError(
+            f"{target}: {lost[0]}, which a rank of the trainer has written, is not there",
+            "a run over several machines needs its folder on a disk that all of them share",
+        )
+    if manifest.base is None and len(files) == 1:
+        os.replace(target / files[0], target / _ALONE)
+        tensors = {name: msgspec.structs.replace(tensor, file=_ALONE) for name, tensor in tensors.items()}
+    elif manifest.base is None:
+        index = {"metadata": {}, "weight_map": {name: tensor.file for name, tensor in tensors.items()}}
+        manifests.write_json(target / headers.INDEX, index)
+    manifest = msgspec.structs.replace(manifest, tensors=tensors, patches=patches)
+    manifests.write(target / layout.MANIFEST, manifest)
+    return manifest
+
+
+def described(version: str, step: int, run: str) -> manifests.Weights:
+    """A manifest of full weights without its tensors."""
+    return manifests.Weights(version=version, base=None, encoding="full", tensors={}, training_step=step, run=run)
+
+
 def write(
     named: Iterable[tuple[str, torch.Tensor]],
     target: pathlib.Path,
@@ -52,60 +110,5 @@ def write(
     run: str,
 ) -> manifests.Weights:
     """Writes full weights into ``target`` and returns the manifest, which is written last."""
-    if target.exists():
-        remove(target)
-    copy_model_files(hf_checkpoint, target)
-    shards = _Shards(target)
-    for name, tensor in named:
-        shards.add(name, tensor.detach().cpu().contiguous())
-    tensors = shards.close()
-    manifest = manifests.Weights(
-        version=version, base=None, encoding="full", tensors=tensors, training_step=step, run=run
-    )
-    manifests.write(target / layout.MANIFEST, manifest)
-    return manifest
-
-
-class _Shards:
-    """Tensors into safetensors files of bounded size: one shard is in memory at a time."""
-
-    def __init__(self, target: pathlib.Path):
-        self.target = target
-        self.tensors: dict[str, manifests.Tensor] = {}
-        self._shard: dict[str, torch.Tensor] = {}
-        self._size = 0
-        self._written = 0
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        if self._shard and self._size + tensor.nbytes > SHARD_BYTES:
-            self._flush()
-        self._shard[name] = tensor
-        self._size += tensor.nbytes
-        self.tensors[name] = manifests.Tensor(
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=list(tensor.shape),
-            file=self._file(),
-            checksum=checksum(tensor),
-        )
-
-    def _file(self) -> str:
-        return f"model-{self._written:05d}.safetensors"
-
-    def _flush(self) -> None:
-        path = self.target / self._file()
-        save_file(self._shard, path, metadata={"format": "pt"})
-        path.chmod(0o644)  # safetensors gives a file to its owner alone; engines of others read it
-        self._shard = {}
-        self._size = 0
-        self._written += 1
-
-    def close(self) -> dict[str, manifests.Tensor]:
-        """Where every tensor lies, when all are written."""
-        only = self._file()
-        self._flush()
-        if self._written == 1:  # the name that every loader knows without an index
-            os.replace(self.target / only, self.target / "model.safetensors")
-            return {name: msgspec.structs.replace(t, file="model.safetensors") for name, t in self.tensors.items()}
-        index = {"metadata": {}, "weight_map": {name: tensor.file for name, tensor in self.tensors.items()}}
-        manifests.write_json(self.target / headers.INDEX, index)
-        return self.tensors
+    prepare(target, hf_checkpoint)
+    return seal(target, [write_part(named, target)], described(version, step, run))

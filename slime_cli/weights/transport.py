@@ -6,11 +6,42 @@ a :class:`Version` is a name, what its tensors are and a way to read them; that 
 memory; it then has nothing to go back to, and says so. All methods block: the loop calls them through a thread.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
+
+import msgspec
 
 from slime_cli import manifests
 from slime_cli.manifests.proof import Proof
+
+BUFFER = 512 << 20
+"""Bytes that a rank has in memory beside the model while it writes: ``--update-weight-buffer-size``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Writing:
+    """How the ranks write a version."""
+
+    encoding: Literal["full", "xor", "overwrite"] = "full"
+    base: str | None = None
+    """The version that a delta is made against, which the ranks published last."""
+    base_digest: str = ""
+    keep: bool = False
+    """The ranks keep what they write, as the base of the next version."""
+    scratch: str | None = None
+    """The folder where they keep it."""
+    buffer: int = BUFFER
+
+
+FULL = Writing()
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one rank has written of a version."""
+
+    tensors: dict[str, manifests.Tensor]
+    patches: dict[str, manifests.Patch] = {}
 
 
 class Version(Protocol):
@@ -34,8 +65,9 @@ class Version(Protocol):
 class Learner(Protocol):
     """The trainer's ranks as one, as far as a transport and the publisher need them."""
 
-    def publish(self, folder: str, version: str) -> int:
-        """Writes the policy's present weights as HF safetensors with a manifest; bytes written."""
+    def publish(self, folder: str, version: str, how: Writing = FULL) -> int:
+        """Writes the policy's present weights with a manifest, as HF safetensors unless ``how`` says otherwise; bytes
+        written."""
         ...
 
     def load_published(self, folder: str) -> None:

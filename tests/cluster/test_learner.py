@@ -7,6 +7,7 @@ import pytest
 import ray
 
 from slime_cli.cluster.learner import Begun, Learner, Trained
+from slime_cli.weights.transport import Writing
 
 
 class Method:
@@ -57,10 +58,10 @@ def test_a_rollout_is_stored_once_and_the_rank_that_reports_says_the_step(report
 
 
 def test_a_checkpoint_is_durable_when_it_is_on_every_rank_and_rank_0_alone_removes_one():
-    ranks = [Rank(saved=True, save="folder", load=4, publish=100), Rank(saved=False, save="folder", load=4, publish=0)]
+    ranks = [Rank(saved=True, save="folder", load=4), Rank(saved=False, save="folder", load=4)]
     found = learner(*ranks)
     assert found.save("root") == "folder" and found.load("path", weights_only=True) == 4
-    assert found.saved(wait=False) is False and found.publish("target", "v000001") == 100
+    assert found.saved(wait=False) is False
     found.remove(["old"])
     found.keep("reference")
     found.load_published("folder")
@@ -68,7 +69,6 @@ def test_a_checkpoint_is_durable_when_it_is_on_every_rank_and_rank_0_alone_remov
         ("save", "root"),
         ("load", "path", True),
         ("saved", False),
-        ("publish", "target", "v000001"),
         ("keep", "reference", None),
         ("load_published", "folder"),
     ]
@@ -76,3 +76,15 @@ def test_a_checkpoint_is_durable_when_it_is_on_every_rank_and_rank_0_alone_remov
     assert ("remove", ["old"]) in ranks[0].asked
     ranks[1].answers["saved"] = True
     assert found.saved(wait=True) is True
+
+
+def test_a_version_is_prepared_and_sealed_by_rank_0_and_written_by_all():
+    ranks = [Rank(publish="part 0", seal=100), Rank(publish="part 1")]
+    how = Writing(encoding="xor", base="v000000")
+    assert learner(*ranks).publish("target", "v000001", how) == 100
+    assert ranks[0].asked == [
+        ("prepare", "target", how),
+        ("publish", "target", how),
+        ("seal", "target", "v000001", how, ["part 0", "part 1"]),
+    ]
+    assert ranks[1].asked == [("publish", "target", how)]

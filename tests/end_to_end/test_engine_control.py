@@ -20,6 +20,7 @@ from slime_cli import manifests
 from slime_cli.errors import EngineError
 from slime_cli.manifests.proof import verified
 from slime_cli.serving import control
+from slime_cli.weights import folder as folders
 from slime_cli.weights import publish, verification
 from slime_cli.weights.transports import disk
 
@@ -51,9 +52,9 @@ def versions(served, urls, tmp_path_factory):
         publish.write(
             named, folder / name, hf_checkpoint=str(served / "model"), version=name, step=0, run="test_engine_control"
         )
-        made[name] = disk.opened(folder / name)
+        made[name] = folders.opened(folder / name)
     yield made
-    disk.load(disk.opened(folder / "v-old", before), urls, flush=True)
+    disk.load(folders.opened(folder / "v-old", before), urls, flush=True)
 
 
 @pytest.fixture

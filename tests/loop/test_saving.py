@@ -44,7 +44,7 @@ class Ranks:
     def keep(self, name, path=None):
         self.calls.append(("keep", name))
 
-    def publish(self, folder, version):
+    def publish(self, folder, version, how=None):
         self.calls.append(("publish", folder, version))
 
     def remove(self, paths):

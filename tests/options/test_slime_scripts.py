@@ -22,6 +22,7 @@ examples/search-r1_run_qwen2.5_3B.sh
 examples/strands_sglang_strands_qwen3_8b.sh
 examples/tau-bench_run_qwen3_4B.sh
 examples/train_infer_mismatch_helper_run-qwen3-4b-mis.sh
+scripts/low_precision_run-kimi-k2-Thinking-int4.sh
 scripts/low_precision_run-moonlight-16B-A3B-int4.sh
 scripts/low_precision_run-qwen3-235B-A22B-int4.sh
 scripts/low_precision_run-qwen3-30B-A3B-int4.sh
@@ -29,10 +30,13 @@ scripts/low_precision_run-qwen3-30b-a3b-fp8.sh
 scripts/low_precision_run-qwen3-4b-fp8.sh
 scripts/run-deepseek-r1.sh
 scripts/run-glm4.7-355B-A32B.sh
+scripts/run-kimi-k2-Instruct.sh
+scripts/run-kimi-k2-Thinking.sh
 scripts/run-moonlight-16B-A3B.sh
 scripts/run-qwen2.5-0.5B-gb10-smoke.sh
 scripts/run-qwen2.5-0.5B-reproducibility.sh
 scripts/run-qwen3-235B-A22B-sft.sh
+scripts/run-qwen3-235B-A22B.sh
 scripts/run-qwen3-30B-A3B.sh
 scripts/run-qwen3-32B.sh
 scripts/run-qwen3-4B-amd.sh
@@ -99,3 +103,4 @@ def known(flag: str) -> bool:
 def test_the_defaults_that_differ_in_substance():
     """Also said in docs/troubleshooting.md."""
     assert own.by_dest()["actor_num_gpus_per_node"].default == 1
+    assert own.by_dest()["update_weight_transport"].default == "disk"

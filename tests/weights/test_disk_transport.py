@@ -8,8 +8,8 @@ import torch
 
 from slime_cli.errors import DataError, EngineError
 from slime_cli.manifests import layout
+from slime_cli.weights import folder as folders
 from slime_cli.weights import publish
-from slime_cli.weights.transports import disk
 from slime_cli.weights.transports.disk import Disk
 from tests import checkpoints
 from tests.scripted_engine import LoadingEngine
@@ -22,7 +22,7 @@ class Learner:
         self.model = model
         self.loaded = []
 
-    def publish(self, folder, version):
+    def publish(self, folder, version, how=None):
         weights = {"model.norm.weight": torch.full((8,), float(layout.step_of(version)))}
         path = pathlib.Path(folder)
         publish.write(iter(weights.items()), path, hf_checkpoint=str(self.model), version=version, step=0, run="r")
@@ -54,7 +54,7 @@ def test_a_version_is_a_name_a_manifest_and_its_bytes(transport, learner):
 
 
 def test_a_tensor_longer_than_a_chunk_comes_whole(transport, learner, monkeypatch):
-    monkeypatch.setattr(disk, "CHUNK", 12)
+    monkeypatch.setattr(folders, "CHUNK", 12)
     chunks = list(transport.write(learner, 3).chunks("model.norm.weight"))
     assert [len(chunk) for chunk in chunks] == [12, 12, 8] and b"".join(chunks) == b"\0\0\x40\x40" * 8
 
@@ -125,7 +125,7 @@ def test_a_version_never_looks_whole_while_it_is_taken_away_or_written_anew(tran
         assert transport.kept(3) is None, "its manifest goes first"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(disk, "shutil", types.SimpleNamespace(rmtree=killed))
+    monkeypatch.setattr(folders, "shutil", types.SimpleNamespace(rmtree=killed))
     with pytest.raises(KeyboardInterrupt):
         transport.write(learner, 3)
     assert transport.kept(3) is None
@@ -133,6 +133,6 @@ def test_a_version_never_looks_whole_while_it_is_taken_away_or_written_anew(tran
 
 def test_a_version_may_be_sent_under_another_name_and_a_folder_without_one_is_refused(transport, learner):
     path = transport.write(learner, 3).path
-    assert disk.opened(path, "by-hand").name == "by-hand"
+    assert folders.opened(path, "by-hand").name == "by-hand"
     with pytest.raises(DataError, match="manifest.json: no such file"):
-        disk.opened(learner.model)
+        folders.opened(learner.model)

@@ -17,9 +17,9 @@ import torch
 from slime_cli import manifests
 from slime_cli.errors import DataError, EngineError
 from slime_cli.manifests import proof
+from slime_cli.weights import folder as folders
 from slime_cli.weights import publish, sums, verification
 from slime_cli.weights.held import FUSED
-from slime_cli.weights.transports import disk
 from tests import checkpoints
 from tests.scripted_engine import ScriptedEngine
 
@@ -32,7 +32,7 @@ OPAQUE = dict.fromkeys(SUMS, "0123456789abcdef")
 def published(folder, weights):
     model = checkpoints.write(folder / "model", vocab_size=64)
     publish.write(iter(weights.items()), folder / "v000001", hf_checkpoint=str(model), version="v1", step=1, run="r")
-    return disk.opened(folder / "v000001")
+    return folders.opened(folder / "v000001")
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_verifying_from_a_disk_takes_a_few_chunks_of_memory_whatever_the_size_of
     tracemalloc.start()
     try:
         assert [p.kind for p in verification.verify(version, [engine.url])] == ["checksum"]
-        assert tracemalloc.get_traced_memory()[1] < 8 * disk.CHUNK < 2 * big[f"{PREFIX}up_proj.weight"].nbytes
+        assert tracemalloc.get_traced_memory()[1] < 8 * folders.CHUNK < 2 * big[f"{PREFIX}up_proj.weight"].nbytes
     finally:
         tracemalloc.stop()
 

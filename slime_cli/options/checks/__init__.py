@@ -19,6 +19,7 @@ from slime_cli.options.checks import (
     sampling,
     schedule,
     settled,
+    weights,
 )
 from slime_cli.options.checks.common import Check, NoEffect
 from slime_cli.options.checks.placement import layout
@@ -30,7 +31,7 @@ NUMBERS: tuple[Check, ...] = (bounds.bounds, bounds.texts)
 """What the others count with: they are asked only when these have found nothing."""
 ALWAYS: tuple[Check, ...] = (batch.required, placement.cluster)
 """For every command that resolves options."""
-SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, schedule, functions, needs)
+SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, schedule, weights, functions, needs)
 TRAIN = (*ALWAYS, *(check for subject in SUBJECTS for check in subject.TRAIN))
 
 

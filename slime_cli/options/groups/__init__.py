@@ -20,6 +20,7 @@ from slime_cli.options.groups.run import Run
 from slime_cli.options.groups.schedule import Schedule
 from slime_cli.options.groups.tracking import Tracking
 from slime_cli.options.groups.training import Training
+from slime_cli.options.groups.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class SlimeOptions(
     Training,
     Algorithm,
     OffPolicy,
+    Weights,
     Functions,
     Run,
     Tracking,

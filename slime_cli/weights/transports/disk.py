@@ -1,66 +1,21 @@
 """Weights through a folder that trainer and engines both see: HF safetensors, loaded by ``/update_weights_from_disk``.
 
-``weights/vNNNNNN`` is whole when its ``manifest.json`` is there, which is written last and removed first. Whoever went
-away in between left a folder that nobody takes for a version. Torch-free.
+With ``local`` the engines load a copy near them in place of it. Torch-free.
 """
 
-import dataclasses
-import functools
 import pathlib
-import shutil
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from slime_cli import engine_api, manifests
-from slime_cli.errors import DataError, EngineError
+from slime_cli import engine_api
+from slime_cli.errors import EngineError
 from slime_cli.manifests import layout
 from slime_cli.manifests.proof import Proof
-from slime_cli.models import headers
 from slime_cli.weights import verification
-from slime_cli.weights.transport import Learner, Version
+from slime_cli.weights.applying import Copy
+from slime_cli.weights.folder import Folder, as_folder, opened, remove
+from slime_cli.weights.transport import BUFFER, Learner, Version, Writing
 
-CHUNK = 8 << 20
-"""Bytes of a tensor in memory at a time; a multiple of every element's size."""
 LOAD_TIMEOUT = 1800.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Folder:
-    """A :class:`Version` in a folder."""
-
-    path: pathlib.Path
-    name: str
-    manifest: manifests.Weights
-
-    def chunks(self, tensor: str) -> Iterator[bytes]:
-        file = self.path / self.manifest.tensors[tensor].file
-        begin, end = _place(file, tensor)
-        with open(file, "rb") as content:
-            content.seek(begin)
-            while begin < end:
-                chunk = content.read(min(CHUNK, end - begin))
-                begin += len(chunk)
-                yield chunk
-
-
-def _place(file: pathlib.Path, tensor: str) -> tuple[int, int]:
-    try:
-        stat = file.stat()
-        begin, end = _header(file, stat.st_size, stat.st_mtime_ns)[tensor]["place"]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{file}: no {tensor} to read there ({error})", "publish the version again") from None
-    return begin, end
-
-
-@functools.lru_cache(maxsize=16)
-def _header(file: pathlib.Path, size: int, modified: int) -> dict[str, dict[str, Any]]:
-    return headers.header(file)
-
-
-def opened(path: pathlib.Path, name: str | None = None) -> Folder:
-    """The version in ``path``, under another name if one is given. Raises DataError when it is not whole."""
-    manifest = manifests.read(path / layout.MANIFEST, manifests.Weights)
-    return Folder(path, name or manifest.version, manifest)
 
 
 class Disk:
@@ -69,17 +24,28 @@ class Disk:
     name = "disk"
     can_go_back = True
 
-    def __init__(self, folder: pathlib.Path, newest: int):
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        newest: int,
+        *,
+        local: pathlib.Path | None = None,
+        buffer: int = BUFFER,
+        say: Callable[[str], None] = print,
+    ) -> None:
         self.folder = folder
         self.newest = newest
+        self.buffer = buffer
+        self.copy = Copy(local / layout.APPLIED, say) if local else None
 
     def write(self, learner: Learner, step: int) -> Folder:
         path = layout.version(self.folder, step)
-        learner.publish(str(path), path.name)
+        learner.publish(str(path), path.name, Writing(buffer=self.buffer))
         return opened(path)
 
     def send(self, version: Version, engines: Sequence[str], *, flush: bool) -> None:
-        load(_folder(version), engines, flush=flush)
+        near = as_folder(version)
+        load(self.copy.bring([near]) if self.copy else near, engines, flush=flush)
 
     def verify(self, version: Version, engines: Sequence[str]) -> list[Proof]:
         return verification.verify(version, engines)
@@ -89,17 +55,12 @@ class Disk:
         return opened(path) if (path / layout.MANIFEST).exists() else None
 
     def restore(self, version: Version, learner: Learner) -> None:
-        learner.load_published(str(_folder(version).path))
+        learner.load_published(str(as_folder(version).path))
 
     def prune(self, keep: set[str]) -> None:
         for path in layout.versions(self.folder)[: -self.newest or None]:
             if path.name not in keep:
                 remove(path)
-
-
-def _folder(version: Version) -> Folder:
-    assert isinstance(version, Folder), f"{version.name} was not written to a disk"
-    return version
 
 
 def load(version: Folder, engines: Sequence[str], *, flush: bool) -> None:
@@ -123,9 +84,3 @@ def load(version: Folder, engines: Sequence[str], *, flush: bool) -> None:
             engine_api.flush(url)
 
     engine_api.each(engines, one)
-
-
-def remove(path: pathlib.Path) -> None:
-    """Takes a version away, its manifest first so that it never looks whole."""
-    (path / layout.MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path)
