@@ -17,8 +17,10 @@ __all__ = [
     "Endpoint",
     "Engine",
     "Patch",
+    "Pushed",
     "Rollout",
     "Run",
+    "Synced",
     "Tensor",
     "Weights",
     "file_hash",
@@ -122,6 +124,23 @@ class Claim(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.claim/1"
     pid: int
     since: float
     """Unix seconds."""
+
+
+class Pushed(msgspec.Struct, frozen=True, kw_only=True):
+    """A version that ``slime sync`` sent to the engines of an endpoint."""
+
+    version: str
+    folder: str
+    """Where it lies; of the weights that engines were started with, the model."""
+
+
+class Synced(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.synced/1", kw_only=True):
+    """``sync.json`` beside ``endpoint.json``: what ``slime sync`` has sent, by which it finds the way back."""
+
+    history: list[Pushed] = []
+    """Versions that all engines held, each after the one before; the last was pushed last."""
+    pending: Pushed | None = None
+    """One whose push has not come to an end."""
 
 
 class Rollout(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.rollout/1", kw_only=True):

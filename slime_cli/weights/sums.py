@@ -24,7 +24,7 @@ _BLOCK = 8 * _TILE
 """Words that are mixed at a time: they and what is made of them fit a core's cache."""
 _SEED = 0x243F6A88
 _MIXES = ((_SEED, 0x27D4EB2D, 15), (((_SEED * 0x9E3779B1) ^ 0xDEADBEEF) & 0xFFFFFFFF, 0x165667B1, 13))
-"""Of each half of a sum: its seed, and the factor and rotation by which a word's place goes into it."""
+"""For each half of a sum: its seed, and the factor and rotation by which a word's place goes into it."""
 _64_BITS = (1 << 64) - 1
 
 

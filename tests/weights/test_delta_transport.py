@@ -110,7 +110,7 @@ def test_engines_hold_what_the_trainer_has_bit_for_bit(tmp_path, encoding, ranks
         assert run.holds_the_trainers()
         assert (version.manifest.base is None) == (step == 0)
         assert "model.norm.weight" not in version.manifest.patches, "it never changes"
-    body = run.engine.posted[-2][1]
+    body = next(body for path, body in reversed(run.engine.posted) if path == "/update_weights_from_disk")
     assert body["model_path"].endswith("weights/applied")
     assert run.said == []
 
