@@ -40,6 +40,13 @@ class Table:
     def at_least(self, name: str, value: float, unit: str, bound: float, **more: Any) -> None:
         self._add(name, value, unit, f">= {bound:g}", value >= bound, more)
 
+    def shown(self, name: str, value: float, unit: str, **more: Any) -> None:
+        """A row without a budget: what it costs, whichever way that turns out."""
+        value = float(f"{value:.4g}")
+        setup = self.setup | more
+        self.rows.append({"name": name, "value": value, "unit": unit, "budget": None, "holds": None, "setup": setup})
+        self.screen.say(f"{name}: {value:.4g} {unit}")
+
     def _add(self, name: str, value: float, unit: str, budget: str, holds: bool, more: dict[str, Any]) -> None:
         setup = self.setup | more
         value = float(f"{value:.4g}")
@@ -55,6 +62,7 @@ def main() -> None:
 
         model = str(tiny.make("tiny:qwen3", folder / "model"))
         without_engines(table, folder, model)
+        versions_as_deltas(table, folder, model)
         loops(table, folder, model)
         trainer(table, folder, model)
         engines(table, folder, model)
@@ -77,6 +85,24 @@ def without_engines(table: Table, folder: pathlib.Path, model: str) -> None:
     dd = light.disk_rate(folder)
     published = light.publish_rate(folder, model)
     table.at_least("disk publish / dd", published / dd, "ratio", 0.8, dd=dd, published=published)
+
+
+def versions_as_deltas(table: Table, folder: pathlib.Path, model: str) -> None:
+    from bench import light, weights
+
+    for encoding in ("xor", "overwrite"):
+        root = folder / f"weights-{encoding}"
+        root.mkdir()
+        dd = light.disk_rate(root) / 1e6
+        found = weights.deltas(root, model, encoding)
+        for share, bound in (("0.1", 0.005), ("1", 0.03), ("10", 0.15)):
+            row = found["shares"][share]
+            name = f"delta ({encoding}), {share} % of a bf16 model's values changed"
+            table.at_most(f"{name}: bytes / full version", row["bytes"], "ratio", bound)
+            table.shown(f"{name}: MB of model written a second / dd", row["write_mb_s"] / dd, "ratio", dd=dd, **row)
+            table.shown(
+                f"{name}: seconds to write and apply / to write it whole", row["seconds"], "ratio", dd=dd, **row
+            )
 
 
 def loops(table: Table, folder: pathlib.Path, model: str) -> None:
