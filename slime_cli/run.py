@@ -83,6 +83,8 @@ class Run:
             self._attach(engines_for, stack)
         trackers = await asyncio.to_thread(self._trackers, phases[0][1])
         stack.callback(trackers.close)
+        if words := hardware.dtype_words(self.resolved.megatron, architecture.read_config(self.model)):
+            self.screen.say(words)
         self.screen.say("starting Ray")
         placed_for = max((options for _, options, _ in phases), key=lambda o: o.slime.rollout_num_gpus)
         cluster = stack.enter_context(Cluster(placed_for, self.run_dir))

@@ -11,7 +11,7 @@ from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.loop import attempts as folders
 from slime_cli.manifests import layout
-from slime_cli.models import tiny
+from slime_cli.models import architecture, tiny
 from slime_cli.options import checks
 from slime_cli.options.resolve import Resolved, resolve
 from slime_cli.screen import Screen
@@ -50,6 +50,8 @@ def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str, warnings: list
         model = str(tiny.make(model, run_dir / layout.MODEL))
     for warning in warnings:
         screen.warn(warning)
+    if words := hardware.dtype_words(resolved.megatron, architecture.read_config(model)):
+        screen.say(words)
     owner = os.getppid()
     fleet = Fleet(resolved, model, run_dir, Engine, screen.say)
     path = run_dir / layout.ENDPOINT

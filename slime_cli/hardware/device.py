@@ -10,9 +10,10 @@ import os
 import pathlib
 import shutil
 import subprocess
+from collections.abc import Collection
 
 from slime_cli.errors import UsageError
-from slime_cli.hardware import adaptations, transformer_engine
+from slime_cli.hardware import adaptations, engine_kernels, transformer_engine
 
 CPU_FOLDER = pathlib.Path(__file__).parent / "cpu"
 
@@ -96,6 +97,18 @@ def engine_dtype(kind: str, megatron: dict[str, object], config: dict[str, objec
     return trainer_dtype(kind, megatron)
 
 
+def dtype_words(megatron: dict[str, object], config: dict[str, object]) -> str | None:
+    """One line where a GPU's trainer and engines compute in another type than the model (its HF ``config.json``) is
+    stored in."""
+    kind = find().kind
+    stored = config.get("dtype") or config.get("torch_dtype")
+    computed = trainer_dtype(kind, megatron)
+    if kind == "cpu" or not stored or stored == computed or engine_dtype(kind, megatron, config) == "auto":
+        return None
+    other = "" if megatron.get("fp16") else " (--fp16: in float16)"
+    return f"the model is stored in {stored}; it is trained and served in {computed}{other}"
+
+
 def check_trainer(optimizer_cpu_offload: bool) -> None:
     """Raises UsageError for options of the trainer that this device has no use for."""
     if optimizer_cpu_offload and find().kind == "cpu":
@@ -138,4 +151,15 @@ def engine_defaults() -> dict[str, object]:
             "max_total_tokens": 65536,
             "sleep_on_idle": True,  # an idle scheduler spins otherwise, on a core that the trainer needs
         }
-    return {}
+    # Recording prefill's CUDA graphs takes most of a minute and ends an engine with small heads under FlashAttention 3
+    # (CUBLAS_STATUS_EXECUTION_FAILED, sglang 0.5.16); a rollout spends its time in decoding.
+    return {"cuda_graph_backend_prefill": "disabled", **engine_kernels.find().defaults()}
+
+
+def engine_words(given: Collection[str]) -> list[str]:
+    """What the user should know of :func:`engine_defaults`, given what they said themselves."""
+    if find().kind == "cpu":
+        return []
+    graphs = "cuda_graph_backend_prefill"
+    left_out = "engines record no CUDA graphs of prefill (--sglang-cuda-graph-backend-prefill breakable: they do)"
+    return [*(() if graphs in given else (left_out,)), *engine_kernels.find().words(given)]

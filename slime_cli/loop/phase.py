@@ -8,6 +8,7 @@ committed weights; finished groups wait in the buffer, and unfinished ones are g
 
 import asyncio
 import contextlib
+import math
 import pathlib
 import time
 import types
@@ -347,12 +348,15 @@ class Phase:
         The difference is there only for tokens that the trainer's own weights wrote."""
         bound = self.s.max_logprob_diff
         mean = found.get("train_rollout_logprob_abs_diff")
-        if bound is not None and mean is not None and mean > bound:
+        if bound is not None and mean is not None and not mean <= bound and not math.isinf(bound):
+            most = found.get("train_rollout_logprob_abs_diff_max", math.nan)
             raise EngineError(
                 f"rollout {rollout_id}: log-probabilities of engine and trainer differ by {mean:.2f} nats a token on"
-                f" average (--max-logprob-diff {bound:g}), so they compute different models; the step is not committed",
+                f" average (--max-logprob-diff {bound:g}) and by {most:.2f} at most, so they compute different models;"
+                " the step is not committed",
                 "look for what only one of them was given: Megatron or --sglang- options by hand, quantisation; "
-                '"Numbers that differ" in docs/troubleshooting.md has a list',
+                '"Numbers that differ" in docs/troubleshooting.md has a list. --max-logprob-diff NUMBER moves the'
+                " bound, inf takes it away",
             )
 
     def _steps(self, batch: Batch) -> list[list[int]]:

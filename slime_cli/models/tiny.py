@@ -26,6 +26,7 @@ TEMPLATE = (
 CORPUS = ["Calculate 12 + 34 - 56 * 78 / 90.", "What is the sum of 1, 2 and 3? Answer: ", "\n"] * 4
 """Enough to make words of arithmetic prompts single tokens; everything else is spelled in bytes."""
 VOCABULARY = 320
+"""Rows of the embedding, unless ``vocab_size`` asks for more: each of those is a token of its own name."""
 SHAPE = dict(
     hidden_size=128,
     intermediate_size=512,
@@ -38,6 +39,7 @@ SHAPE = dict(
     tie_word_embeddings=True,
     initializer_range=0.08,
     rms_norm_eps=1e-6,
+    vocab_size=VOCABULARY,
 )
 MODELS: dict[str, tuple[str, dict]] = {
     "qwen3": ("Qwen3", {}),
@@ -59,7 +61,7 @@ MODELS: dict[str, tuple[str, dict]] = {
 def config(uri: str) -> dict[str, Any]:
     """The fields of its ``config.json`` that say what the model is. Torch-free; raises UsageError for a bad URI."""
     prefix, settings, _ = _read(uri)
-    return {"architectures": [f"{prefix}ForCausalLM"], "vocab_size": VOCABULARY, **settings}
+    return {"architectures": [f"{prefix}ForCausalLM"], **settings}
 
 
 def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
@@ -74,9 +76,8 @@ def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    tokenizer = _tokenizer()
+    tokenizer = _tokenizer(settings["vocab_size"])
     described = getattr(transformers, f"{prefix}Config")(
-        vocab_size=VOCABULARY,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
@@ -121,6 +122,10 @@ def _read(uri: str) -> tuple[str, dict[str, Any], int]:
     for field, value in fields.items():
         if type(value) is int and value < 1:
             raise UsageError(f"--hf-checkpoint {uri}: {field} is {value}", "it must be at least 1")
+    if fields["vocab_size"] < VOCABULARY:
+        raise UsageError(
+            f"--hf-checkpoint {uri}: vocab_size is {fields['vocab_size']}", f"it must be at least {VOCABULARY}"
+        )
     if fields["num_attention_heads"] % fields["num_key_value_heads"]:
         raise UsageError(
             f"--hf-checkpoint {uri}: num_key_value_heads does not divide num_attention_heads", "give one that does"
@@ -141,8 +146,9 @@ def _typed(uri: str, fields: dict[str, Any], name: str, text: str) -> int | floa
         raise UsageError(f"--hf-checkpoint {uri}: {name} takes {wanted}, got {text!r}") from None
 
 
-def _tokenizer():
-    """Byte-level BPE with single digits (arithmetic is learned digit by digit) and one special token a role."""
+def _tokenizer(size: int = VOCABULARY) -> Any:
+    """Byte-level BPE with single digits (arithmetic is learned digit by digit) and one special token a role. Tokens
+    beyond its own are words that no text is split into, so that whatever a wider model draws can be decoded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -159,6 +165,11 @@ def _tokenizer():
         show_progress=False,
     )
     core.train_from_iterator(CORPUS, trainer)
+    known = core.get_vocab_size()
+    if size > VOCABULARY:
+        told = json.loads(core.to_str())
+        told["model"]["vocab"] |= {f"word{index}": index for index in range(known, size)}
+        core = Tokenizer.from_str(json.dumps(told))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
     tokenizer.chat_template = TEMPLATE
     return tokenizer

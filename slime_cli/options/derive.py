@@ -5,8 +5,10 @@ What contradicts itself is left as given for :mod:`slime_cli.options.checks` to 
 
 import pathlib
 import re
+from collections.abc import Collection
 from typing import Any
 
+from slime_cli.hardware import device as hardware
 from slime_cli.options.estimators import WHITENED
 from slime_cli.options.groups import SlimeOptions
 
@@ -28,10 +30,15 @@ FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 """slime's own function for rollouts that are generated all the time."""
 MAX_LOGPROB_DIFF = 0.5
 """Bfloat16 gives about 0.02, weights of fewer bits some tenths; engines that hold other weights give nats."""
+MAX_LOGPROB_DIFF_OF_FLOAT32 = 0.05
+"""Where both compute in float32, which gives 1e-5 to 1e-4: engines of another rotary base may differ by no more than
+tenths."""
 
 
-def derived(slime: SlimeOptions, megatron: dict[str, Any]) -> dict[tuple[str, str], Any]:
-    """(section, dest) -> value for all that can be filled in."""
+def derived(
+    slime: SlimeOptions, megatron: dict[str, Any], sglang: dict[str, Any], taken_back: Collection[tuple[str, str]] = ()
+) -> dict[tuple[str, str], Any]:
+    """(section, dest) -> value for all that can be filled in. ``taken_back``: what nobody wants to be filled in."""
     found: dict[tuple[str, str], Any] = {}
     for dest, source in FALLBACKS.items():
         if getattr(slime, dest) is None and getattr(slime, source) is not None:
@@ -47,7 +54,10 @@ def derived(slime: SlimeOptions, megatron: dict[str, Any]) -> dict[tuple[str, st
     elif _one_teacher(slime) and slime.opd_type is None:
         found["slime", "opd_type"] = "sglang" if slime.opd_teacher_url else "megatron"
     if slime.max_logprob_diff is None and not slime.custom_generate_function_path:
-        found["slime", "max_logprob_diff"] = MAX_LOGPROB_DIFF
+        full = _full_precision(slime, megatron, sglang)
+        found["slime", "max_logprob_diff"] = MAX_LOGPROB_DIFF_OF_FLOAT32 if full else MAX_LOGPROB_DIFF
+    if _saves_meanwhile(megatron) and ("megatron", "async_save") not in taken_back:
+        found["megatron", "async_save"] = True
     if slime.schedule is None:
         found["slime", "schedule"] = "async" if slime.rollout_function_path == FULLY_ASYNC else "sync"
     if slime.max_staleness is None and (slime.schedule or found["slime", "schedule"]) != "sync":
@@ -59,6 +69,18 @@ def derived(slime: SlimeOptions, megatron: dict[str, Any]) -> dict[tuple[str, st
     if slime.use_rollout_routing_replay and not slime.rollout_endpoint:
         found["sglang", "enable_return_routed_experts"] = True
     return found
+
+
+def _full_precision(slime: SlimeOptions, megatron: dict[str, Any], sglang: dict[str, Any]) -> bool:
+    """Trainer and engines compute in float32, as far as options tell."""
+    theirs = slime.rollout_endpoint or sglang.keys() & {"dtype", "quantization", "torchao_config", "kv_cache_dtype"}
+    return not theirs and hardware.trainer_dtype(hardware.find().kind, megatron) == "float32"
+
+
+def _saves_meanwhile(megatron: dict[str, Any]) -> bool:
+    """Checkpoints are written while training continues, where they come off a GPU: its state is copied at 10 GB/s and
+    more, and written at a tenth of that. On a CPU the writer would take a core from the trainer."""
+    return hardware.find().kind == "cuda" and not megatron.get("optimizer_cpu_offload")
 
 
 def teacher_in_rm_url(slime: SlimeOptions) -> bool:

@@ -193,7 +193,9 @@ class _Build:
         return SlimeOptions(**self.section("slime"))
 
     def done(self, frame: Resolved) -> Resolved:
-        extra = derived(self.own(), self.section("megatron"))
+        given = {key for key, origin in self.origins.items() if origin not in ("default", "derived")}
+        taken_back = given - self.values.keys()
+        extra = derived(self.own(), self.section("megatron"), self.section("sglang"), taken_back)
         self.values |= extra
         self.origins |= dict.fromkeys(extra, "derived")
         origins = {f"{section}.{dest}": origin for (section, dest), origin in self.origins.items()}

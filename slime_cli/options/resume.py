@@ -119,7 +119,7 @@ def _known(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if section != "slime":
         return dict(values)
     known = {option.dest: values.get(option.dest, option.default) for option in own.OPTIONS}
-    filled = derive.derived(own.SlimeOptions(**known), {})
+    filled = derive.derived(own.SlimeOptions(**known), {}, {})
     new = known.keys() - values.keys()
     return known | {dest: value for (_, dest), value in filled.items() if dest in new} | dict(values)
 

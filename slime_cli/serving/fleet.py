@@ -78,6 +78,8 @@ class Fleet:
         host, port = listening(s)
         self.router_url = addresses.url(addresses.reachable(host), port)
         argv = engine_argv(resolved, model)
+        for words in hardware.engine_words(resolved.sglang):
+            say(words)
         logs = run_dir / layout.LOGS
         self.engines: list = []
         self.dead: set[str] = set()

@@ -104,6 +104,8 @@ def _ranks(answer: list[dict[str, Any]], server: dict[str, Any], model: str) -> 
     if not all(told):
         return None
     heads = _kv_heads(model)
+    if server.get("device") == "cpu" and (not heads or any(heads % one["tp_size"] for one in told if one)):
+        return None  # SGLang adds heads of zeros on a CPU until they divide
     return [Rank(one["tp_rank"], one["tp_size"], heads) for one in told if one]
 
 

@@ -8,7 +8,7 @@ from slime_cli.errors import UsageError
 from slime_cli.models import tiny
 
 
-@pytest.mark.parametrize("query", ["hidden_size=0", "num_hidden_layers=-1", "num_key_value_heads=3"])
+@pytest.mark.parametrize("query", ["hidden_size=0", "num_hidden_layers=-1", "num_key_value_heads=3", "vocab_size=319"])
 def test_a_shape_that_no_model_has_is_refused(query):
     with pytest.raises(UsageError, match=query.partition("=")[0]):
         tiny.config(f"tiny:qwen3?{query}")
@@ -20,3 +20,14 @@ def test_a_folder_with_another_tiny_model_is_not_taken_for_this_one(tmp_path):
     for uri in ("tiny:qwen3?hidden_size=64", "tiny:qwen3_moe"):
         with pytest.raises(UsageError, match="holds a model with"):
             tiny.make(uri, tmp_path)
+
+
+def test_a_wider_vocabulary_has_a_token_for_every_row(tmp_path):
+    from transformers import AutoTokenizer
+
+    folder = tiny.make("tiny:qwen3?vocab_size=400&hidden_size=32&num_hidden_layers=1", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert len(tokenizer) == json.loads((folder / "config.json").read_text())["vocab_size"] == 400
+    assert tokenizer.decode([399]) == "word399"
+    text = "Calculate 12 + 34."
+    assert max(tokenizer(text).input_ids) < tiny.VOCABULARY and tokenizer.decode(tokenizer(text).input_ids) == text

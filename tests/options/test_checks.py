@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from slime_cli.errors import UsageError
+from slime_cli.hardware import device
 from slime_cli.options.checks import check, layout, off_policy
 from slime_cli.options.derive import FULLY_ASYNC, evaluation_sets, longest
 from slime_cli.options.memory import estimate
@@ -349,8 +350,25 @@ def test_an_export_is_named_after_its_rollout_or_replaces_the_last(name):
     check(resolved(f"--save-hf {name}"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "meanwhile"),
+    [
+        ("cuda", "", True),
+        ("cuda", "--async-save=false", None),
+        ("cuda", "--optimizer-cpu-offload", None),
+        ("cpu", "", None),
+        ("cpu", "--async-save", True),
+    ],
+)
+def test_checkpoints_are_written_while_a_gpu_trains(monkeypatch, kind, given, meanwhile):
+    monkeypatch.setattr(device, "find", lambda: device.Device(kind, 1, kind))
+    assert resolved(given).megatron.get("async_save") is meanwhile
+
+
 def test_the_bound_on_log_probabilities_is_for_what_slime_generates():
-    assert resolved("").slime.max_logprob_diff == 0.5
+    assert resolved("").slime.max_logprob_diff == 0.05
+    for other in ("--bf16", "--sglang-dtype bfloat16", "--rollout-endpoint e.json", "--sglang-quantization fp8"):
+        assert resolved(other).slime.max_logprob_diff == 0.5
     assert resolved("--custom-generate-function-path a.py:f").slime.max_logprob_diff is None
     assert resolved("--custom-generate-function-path a.py:f --max-logprob-diff 1").slime.max_logprob_diff == 1.0
     assert resolved("--max-logprob-diff inf").slime.max_logprob_diff == float("inf")

@@ -50,8 +50,8 @@ def test_a_bound_that_can_be_kept_passes(values):
 
 @pytest.mark.parametrize(("schedule", "bound"), [("sync", None), ("one-step-off", 1), ("async", 1)])
 def test_generation_beside_training_is_one_rollout_behind_unless_told_otherwise(schedule, bound):
-    assert derived(SlimeOptions(schedule=schedule), {}).get(("slime", "max_staleness")) == bound
-    assert ("slime", "max_staleness") not in derived(SlimeOptions(schedule=schedule, max_staleness=4), {})
+    assert derived(SlimeOptions(schedule=schedule), {}, {}).get(("slime", "max_staleness")) == bound
+    assert ("slime", "max_staleness") not in derived(SlimeOptions(schedule=schedule, max_staleness=4), {}, {})
 
 
 @pytest.mark.parametrize(

@@ -306,6 +306,17 @@ def test_an_engine_of_another_layout_or_function_does_not_count_as_verified(vers
     assert [p.kind for p in verification.verify(version, [engine.url])] == ["version"]
 
 
+def test_heads_that_do_not_divide_are_padded_on_a_cpu_in_a_way_that_is_not_known(tmp_path):
+    tensors = {f"{PREFIX}o_proj.weight": torch.randn(8, 16), f"{PREFIX}q_proj.weight": torch.randn(16, 8)}
+    told = [{"tp_rank": place, "tp_size": 2} for place in range(2)]
+    engine = engine_with({}, dtype="float32")
+    engine.answers["/model_info"]["model_path"] = str(checkpoints.write(tmp_path / "model", num_key_value_heads=1))
+    engine.answers["/weights_checker"] = {
+        "ranks": [{"checksums": dict.fromkeys(tensors, "00"), "parallelism_info": one} for one in told]
+    }
+    assert [p.kind for p in verification.verify(Counting(tensors, 64), [engine.url])] == ["version"]
+
+
 def test_quantised_weights_do_not_count_as_verified():
     tensors = {"o_proj.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "norm.weight": torch.ones(4)}
     engine = engine_with(dict.fromkeys(tensors, "00"), dtype="bfloat16")

@@ -74,6 +74,8 @@ class GymOptions:
     seed: int
     distinct: bool
     part: tuple[float, float]
+    rm_type: str
+    """The grader of the answers: the task's own verifier, or another that takes its answer as the label."""
     arguments: dict[str, Any]
 
     @classmethod
@@ -96,18 +98,19 @@ class GymOptions:
         seed = special("seed", int, 0)
         distinct = special("distinct", bool, False)
         part = parse_part(uri, texts.pop("part", ["0:1"]))
+        rm_type = special("rm_type", str, "reasoning-gym")
         if size < 1:
             raise UsageError(f"{uri}: size={size}", "size must be at least 1")
         fields = {field.name: field for field in dataclasses.fields(known[task][1])}
         for name in texts:
             if name not in fields:
-                names = [*fields, "distinct", "part"]
+                names = [*fields, "distinct", "part", "rm_type"]
                 raise UsageError(
                     f"{uri}: {task} has no argument {name!r}{nearest(name, names)}", f"one of {', '.join(names)}"
                 )
         hints = typing.get_type_hints(known[task][1])
         values = {name: checked(uri, name, texts[name], hints[name], fields[name].default) for name in texts}
-        return cls(task, size, seed, distinct, part, values)
+        return cls(task, size, seed, distinct, part, rm_type, values)
 
 
 def checked(uri: str, name: str, texts: list[str], kind: Any, default: Any) -> Any:
@@ -183,14 +186,17 @@ class GymSource(PromptSource):
         entry = {key: freeze(item[key]) for key in ("question", "answer", "metadata")}
         gym = {"task": self.options.task, "arguments": freeze(plain_arguments(self.options.arguments)), "entry": entry}
         label = None if item["answer"] is None else str(item["answer"])
-        metadata = {"rm_type": "reasoning-gym", "reasoning_gym": gym}
+        metadata = {"rm_type": self.options.rm_type, "reasoning_gym": gym}
         return PromptRow(item["question"], label, metadata, self.name, position + 1)
 
     def fingerprint(self) -> str:
         import importlib.metadata
 
         version = importlib.metadata.version("reasoning-gym")
-        parts = (version, dataclasses.astuple(self.options), self._order)
+        options = dataclasses.asdict(self.options)
+        if options["rm_type"] == "reasoning-gym":
+            del options["rm_type"]  # as before there was a choice, so that older runs resume
+        parts = (version, tuple(options.values()), self._order)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 

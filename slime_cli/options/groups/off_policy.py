@@ -26,8 +26,8 @@ class OffPolicy:
     )
     max_logprob_diff: float | None = option(
         None,
-        "Mean log-probability difference between engine and trainer, in nats a token, that ends a run; 0.5, "
-        "with a generate function of yours none.",
+        "Mean log-probability difference between engine and trainer, in nats a token, that ends a run; 0.5, 0.05 where "
+        "both compute in float32, with a generate function of yours none.",
         bounds=Bounds(ge=0, also=(math.inf,)),
         resume="free",
     )

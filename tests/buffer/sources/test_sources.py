@@ -237,6 +237,12 @@ def test_gym_rows_are_reproducible_and_plain():
     assert one.fingerprint() == again.fingerprint() != other.fingerprint()
 
 
+def test_gym_answers_can_be_graded_by_another_grader_than_the_task_s():
+    plain, other = (open_source(f"{SUMS}&size=3{more}") for more in ("", "&rm_type=math"))
+    assert [source[1].metadata["rm_type"] for source in (plain, other)] == ["reasoning-gym", "math"]
+    assert plain[1].label == other[1].label and plain.fingerprint() != other.fingerprint()
+
+
 def test_gym_distinct_gives_each_question_once():
     source = open_source(f"{SUMS}&allow_negation=false&distinct=true&size=60")
     prompts = [row.prompt for row in source]

@@ -1,0 +1,141 @@
+"""Throughput of a random 0.6B Qwen3 on one GPU (profile gpu-synthetic): answers of one length, then of mixed lengths.
+
+Usage: python ci/gpu/synthetic.py FOLDER    (a new folder; about 5 minutes on an H200)
+
+Both runs use one endpoint. The same load goes straight to the engine before, for the share of its speed that a rollout
+has.
+"""
+
+import concurrent.futures
+import json
+import pathlib
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import common
+import httpx
+
+MODEL = (
+    "tiny:qwen3?hidden_size=1024&intermediate_size=3072&num_hidden_layers=28&num_attention_heads=16&num_key_value_heads=8"
+    "&head_dim=128&rope_theta=1000000&initializer_range=0.02&max_position_embeddings=40960&vocab_size=151936"
+)
+STOPS = [str(token) for token in range(1000, 151_000, 500)]
+"""Ending on one of these 300 tokens of 151,936, answers of a model with random weights have geometric lengths."""
+ENGINE = ["--sglang-mem-fraction-static", "0.4"]
+SAMPLES = 256
+LENGTH = 512
+PARAMETERS = 0.596e9
+SHARE = 0.95
+"""DESIGN's budget: tokens a second of a rollout ÷ the same load straight at the engine."""
+
+
+def serve(folder: pathlib.Path) -> tuple["subprocess.Popen[bytes]", dict]:
+    """``slime serve-rollout`` until its endpoint is there."""
+    run = folder / "serve"
+    started = time.monotonic()
+    with open(folder / "serve.log", "wb") as log:
+        command = common.slime("serve-rollout", "--hf-checkpoint", MODEL, "--run-dir", str(run), *ENGINE)
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    while not (run / "endpoint.json").exists():
+        if process.poll() is not None:
+            sys.exit((folder / "serve.log").read_text()[-3000:])
+        time.sleep(0.2)
+    common.say("serve-rollout", seconds=time.monotonic() - started)
+    return process, json.loads((run / "endpoint.json").read_text())
+
+
+def straight(url: str, prompts: list[list[int]], length: int) -> float:
+    """Tokens a second of one engine with all of these requests at once."""
+    sampling = {"max_new_tokens": length, "temperature": 1.0, "ignore_eos": True}
+
+    def one(prompt: list[int]) -> int:
+        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        return client.post(f"{url}/generate", json=body).json()["meta_info"]["completion_tokens"]
+
+    limits = httpx.Limits(max_connections=len(prompts))
+    with (
+        httpx.Client(timeout=600, limits=limits, trust_env=False) as client,
+        concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool,
+    ):
+        started = time.monotonic()
+        tokens = sum(pool.map(one, prompts))
+        return tokens / (time.monotonic() - started)
+
+
+def run(folder: pathlib.Path, name: str, endpoint: str, words: list[str], rollouts: int) -> dict[str, float]:
+    """One run of the profile; what its rollouts after the first took."""
+    path = folder / name
+    model = str(folder / "serve" / "model")
+    words = ["--profile", "gpu-synthetic", "--hf-checkpoint", model, "--rollout-endpoint", endpoint, *words]
+    if code := common.train(path, *words, "--num-rollout", str(rollouts)):
+        sys.exit(code)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    phase = lines[-1]["phase"]
+    later = range(1, rollouts)
+    parts = common.steps(path, phase, later)
+    counted = [common.samples(path, phase, rollout) for rollout in later]
+    trained = statistics.median(sum(tokens) for tokens, _ in counted)
+    answered = statistics.median(sum(answers) for _, answers in counted)
+    peak = next((flops for gpu, flops in common.PEAK.items() if common.machine().startswith(gpu)), float("nan"))
+    generate = parts["wait_for_batch"]
+    found = {
+        "generate_tokens_per_s": answered / generate,
+        "train_tokens_per_s": trained / parts["train"],
+        "mfu": 6 * PARAMETERS * trained / parts["train"] / peak,
+        "mfu_forward_backward": 6 * PARAMETERS * trained / parts["train: forward_backward"] / peak
+        if "train: forward_backward" in parts
+        else float("nan"),
+        "other_share": 1 - (generate + parts["train"]) / parts["step"],
+    }
+    longest = max(length for tokens, _ in counted for length in tokens)
+    common.say("step", run=name, samples=len(counted[0][0]), longest=longest, trained_tokens=trained, **parts)
+    common.say("throughput", run=name, machine=common.machine(), **found)
+    common.say(
+        "checkpoints",
+        run=name,
+        blocking=common.spans(path, "save_checkpoint"),
+        waited=common.spans(path, "wait_for_checkpoint"),
+    )
+    summary = json.loads((path / "summary.json").read_text())
+    common.say(
+        "log-probabilities",
+        run=name,
+        max=summary["logprob_abs_diff_max"],
+        mean=max(line["train/train_rollout_logprob_abs_diff"] for line in lines),
+        engines_verified=summary["engines_verified"],
+    )
+    return found
+
+
+def main() -> int:
+    folder = pathlib.Path(sys.argv[1]).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    memory = common.Memory()
+    server, endpoint = serve(folder)
+    try:
+        draw = random.Random(0)
+        prompts = [[draw.randrange(1000, 150_000) for _ in range(40)] for _ in range(SAMPLES)]
+        url = endpoint["engines"][0]["url"]
+        straight(url, prompts, 32)  # the first requests compile kernels
+        speed = straight(url, prompts, LENGTH)
+        common.say("straight", tokens_per_s=speed, requests=SAMPLES, tokens=LENGTH, peak_gib=memory.peak())
+        where = str(folder / "serve" / "endpoint.json")
+        equal = run(folder, "equal", where, [], 4)
+        common.say("memory", run="equal", peak_gib=memory.peak())
+        mixed = ["--rollout-max-response-len", "4096", "--rollout-stop-token-ids", *STOPS]
+        run(folder, "mixed", where, mixed, 4)
+        common.say("memory", run="mixed", peak_gib=memory.peak())
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+    share = equal["generate_tokens_per_s"] / speed
+    common.say("result", rollout_by_straight=share, held=share >= SHARE)
+    return 0 if share >= SHARE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
