@@ -192,6 +192,8 @@ class Sample:
         self.tokens = [*self.tokens, *tokens]
         self.response += text
         self.response_length = before + len(tokens)
+        if (offsets := self.rollout_top_p_token_offsets) is not None:  # nothing is kept where nobody says what
+            self.rollout_top_p_token_offsets = [*offsets, *offsets[-1:] * len(tokens)]
         given = [0.0] * len(tokens) if log_probs is None else log_probs
         self.rollout_log_probs = [*(self.rollout_log_probs or [0.0] * before), *given]
         self.loss_mask = [*([1] * before if self.loss_mask is None else self.loss_mask), *[int(trained)] * len(tokens)]

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from slime_cli.buffer.types import Sample, Span, Status
 from slime_cli.errors import EngineError, UsageError
+from slime_cli.hooks.evidence import NOTHING, Evidence
 from slime_cli.hooks.protocols import Args
 
 Answer = dict[str, Any]
@@ -115,11 +116,13 @@ class Engine:
             sample.status = Status.TRUNCATED
             return sample
         params = sampling_params | {"max_new_tokens": asked}
+        evidence: Evidence = getattr(self.client, "evidence", NOTHING)
         body = {"input_ids": list(sample.tokens), "sampling_params": params, "return_logprob": True}
-        answers = await self.client.generate(body)
+        answers = await self.client.generate(body | evidence.request(params))
         if len(answers) != 1:
             raise UsageError(f"{len(answers)} answers to one sample", "leave n out of sampling_params")
         append_answer(sample, answers[0])
+        evidence.keep(sample, answers[0], params)
         return sample
 
     def room(self, sample: Sample, sampling_params: dict[str, Any]) -> int:

@@ -208,7 +208,7 @@ class Phase:
             failures=self.failures,
             span=self.span,
         )
-        self.users = Users.of(self.args, Lent(client))
+        self.users = Users.of(self.args, Lent(client, self.generator.evidence(training=True)))
         s = self.s
         over = s.over_sampling_batch_size if s.partial_rollout or s.dynamic_sampling_filter_path else None
         self.collector = Collector(

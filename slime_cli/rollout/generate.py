@@ -21,6 +21,7 @@ from slime_cli.errors import SlimeError
 from slime_cli.hooks import batches, raised
 from slime_cli.hooks import client as hooks_client
 from slime_cli.hooks import kinds as hooks
+from slime_cli.hooks.evidence import NOTHING, Evidence
 from slime_cli.hooks.lending import copied
 from slime_cli.rollout import turns
 from slime_cli.rollout.boundary import Boundary
@@ -43,6 +44,8 @@ class Lent:
     """The run's client, as users' functions ask through it: one answer has all its versions."""
 
     client: RouterClient
+    evidence: Evidence = NOTHING
+    """Asked for beside what the function asks for itself."""
 
     async def generate(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         if self.client.streams:
@@ -270,7 +273,6 @@ class Generator:
     def _asking(
         self, prompt: list[int], params: dict[str, Any], training: bool, ends: Callable[[], bool]
     ) -> turns.Asking:
-        replay = training and self.args.use_top_p_replay and self.args.rollout_top_k > 0
         tokenizer = self.boundary.tokenizer
         skip = params.get("skip_special_tokens", True)
 
@@ -281,11 +283,14 @@ class Generator:
             self.client,
             prompt,
             params,
-            top_p=self.args.rollout_top_p if replay else None,
-            routed_experts_shape=self.routed_experts_shape if training else None,
+            evidence=self.evidence(training),
             ends=ends,
             decode=None if tokenizer is None else decode,
         )
+
+    def evidence(self, training: bool) -> Evidence:
+        """What engines are asked for beside log-probabilities: nothing in an evaluation."""
+        return Evidence(self.args.use_top_p_replay, self.routed_experts_shape) if training else NOTHING
 
     async def _custom(
         self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int], evaluation: bool
@@ -311,7 +316,7 @@ class Generator:
         async with self.client.call():
             before = self.client.aborts
             try:
-                with hooks_client.through(Lent(self.client)):
+                with hooks_client.through(Lent(self.client, self.evidence(not evaluation))):
                     result = await hooks.awaited(self.custom(self.args, given, dict(params), **optional))
             except (Exception, SystemExit, asyncio.CancelledError) as error:
                 task = asyncio.current_task()

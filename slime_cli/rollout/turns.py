@@ -6,15 +6,13 @@ an answer that this run interrupted continues inside the response budget that it
 have ended, at a stop text across the interruption too.
 """
 
-import base64
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from slime_cli.buffer.types import Sample, Status
-from slime_cli.errors import EngineError
 from slime_cli.hooks.client import STATUS, log_probs_of, spans_of, whole
-from slime_cli.rollout import nucleus
+from slime_cli.hooks.evidence import NOTHING, Evidence
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.concurrent import side_by_side
 
@@ -29,10 +27,7 @@ class Asking:
     prompt: list[int]
     params: dict[str, Any]
     """SGLang's sampling parameters; ``max_new_tokens`` is the response budget."""
-    top_p: float | None = None
-    """Set: the tokens that this top-p and ``top_k`` left are asked for (``--use-top-p-replay``)."""
-    routed_experts_shape: Sequence[int] | None = None
-    """[layers, experts a token]; set: the experts that the routers chose are asked for."""
+    evidence: Evidence = NOTHING
     ends: Callable[[], bool] = lambda: False
     """Whether an interrupted answer stays interrupted, for the rollout has what it needs."""
     decode: Callable[[list[int]], str] | None = None
@@ -42,11 +37,7 @@ class Asking:
         begun = sample.tokens[len(self.prompt) :] if sample is not None and sample.response_length else []
         params = self.params | {"max_new_tokens": self.params["max_new_tokens"] - len(begun), "n": n}
         body = {"input_ids": self.prompt + begun, "sampling_params": params, "return_logprob": True}
-        if self.top_p is not None:
-            body |= nucleus.request(self.params["top_k"])
-        if self.routed_experts_shape:
-            body["return_routed_experts"] = True
-        return body
+        return body | self.evidence.request(params)
 
 
 async def answer_all(asking: Asking, samples: list[Sample]) -> list[Sample]:
@@ -113,11 +104,8 @@ def append(asking: Asking, sample: Sample, pieces: list[Answer]) -> None:
     for span in spans:
         if span.length and span.version and sample.weight_versions[-1:] != [span.version]:
             sample.weight_versions.append(span.version)
-    if asking.top_p is not None:
-        nucleus.extend(sample, answer, asking.top_p)
+    asking.evidence.keep(sample, answer, asking.params)
     sample.status = STATUS.get(answer["meta_info"]["finish_reason"]["type"], Status.FAILED)
-    if asking.routed_experts_shape:
-        _routed_experts(sample, answer, asking.routed_experts_shape)
     sample.response = text_before + answer["text"]
     if begun:
         _join(asking, sample, begun, text_before)
@@ -172,29 +160,3 @@ def mask_earlier_versions(sample: Sample) -> None:
         mask = sample.loss_mask or [1] * sample.response_length
         own = [span.version == versions[-1] for span in sample.spans for _ in range(span.length)]
         sample.loss_mask = [value if kept else 0 for value, kept in zip(mask, own, strict=True)]
-
-
-def _routed_experts(sample: Sample, answer: Answer, shape: Sequence[int]) -> None:
-    """Puts the experts that the engine chose into ``sample``. Those of tokens that an earlier request had written stay:
-    a later one chose anew for them, with other weights.
-
-    Raises EngineError when the engine says nothing of them, or of another model.
-    """
-    import numpy as np
-
-    encoded = answer["meta_info"].get("routed_experts")
-    if encoded is None:
-        raise EngineError(
-            f"sample {sample.index}: the engine does not say which experts it chose",
-            "start it with --sglang-enable-return-routed-experts (slime serve-rollout takes it too)",
-        )
-    chosen = np.frombuffer(base64.b64decode(encoded), "<i4")
-    expected = (len(sample.tokens) - 1) * shape[0] * shape[1]
-    if len(chosen) != expected or not 0 <= chosen.min(initial=0) <= chosen.max(initial=0) < 2**15:
-        raise EngineError(
-            f"sample {sample.index}: {len(chosen)} chosen experts for {len(sample.tokens)} tokens of {shape}, not"
-            f" {expected}"
-        )
-    known = sample.rollout_routed_experts or b""
-    sample.rollout_routed_experts = known + chosen.astype("<i2").tobytes()[len(known) :]
-    sample.routed_experts_shape = list(shape)

@@ -5,18 +5,21 @@ it asks through what the run lends, elsewhere over HTTP. 3. A tool's text is tex
 """
 
 import asyncio
+import base64
 import pathlib
 import subprocess
 import sys
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slime_cli import hooks
 from slime_cli.buffer.types import Sample, Span, Status
 from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.hooks import client as hooks_client
+from slime_cli.hooks.evidence import Evidence
 from slime_cli.models import tiny
 from tests.scripted_engine import ScriptedEngine
 
@@ -45,6 +48,36 @@ ARGS = types.SimpleNamespace()
 
 def begun() -> Sample:
     return Sample(3, 1, tokens=[1, 2])
+
+
+async def test_a_turn_brings_the_evidence_that_the_options_ask_for():
+    """The tokens that top-p left of each turn, and nothing at the places of a tool's text."""
+
+    def told(ids: list[int], experts: int) -> dict:
+        chosen = base64.b64encode(np.full(2 * experts, 3, "<i4").tobytes()).decode()
+        return answer(ids, output_top_logprobs=[[[-0.1, i], [-3.0, 0]] for i in ids], routed_experts=chosen)
+
+    lent = Scripted(told([7, 8], 3), told([5], 6))
+    lent.evidence = Evidence(top_p_replay=True, experts_shape=[1, 2])
+    sample = begun()
+    params = PARAMS | {"top_k": 2, "top_p": 0.5}
+    with hooks_client.through(lent):
+        await hooks.engine(ARGS).generate(sample, params)
+        sample.append([4, 4], log_probs=None, version=None, trained=False)
+        sample.rollout_routed_experts, held = None, sample.rollout_routed_experts
+        sample.check()  # the other lists are in step between two turns as well
+        sample.rollout_routed_experts = held
+        await hooks.engine(ARGS).generate(sample, params)
+    sample.check()
+    assert all(body["top_logprobs_num"] == 2 and body["return_routed_experts"] for body in lent.bodies)
+    assert sample.rollout_top_p_token_ids == [7, 8, 5] and sample.rollout_top_p_token_offsets == [0, 1, 2, 2, 2, 3]
+    assert len(sample.rollout_routed_experts) == 2 * 2 * 6
+
+
+async def test_a_judge_at_another_address_is_asked_for_no_evidence():
+    lent = Scripted(answer([7]))
+    await hooks_client.Engine(ARGS, lent).generate(begun(), PARAMS | {"top_k": 2})
+    assert "top_logprobs_num" not in lent.bodies[0]
 
 
 async def test_turns_and_a_tools_text_are_appended_within_the_budget():

@@ -116,9 +116,9 @@ def journal(tmp_path):
 
 def options(path, script=None, *, generate="agent", reward="exact", **changes):
     names = (
-        "rm_type rm_url reward_key dynamic_sampling_filter_path rollout_sample_hook_path over_sampling_batch_size rollout_temperature"
-        " rollout_top_p rollout_top_k rollout_max_response_len rollout_stop rollout_stop_token_ids"
-        " rollout_skip_special_tokens mask_offpolicy_in_partial_rollout eval_temperature eval_top_p"
+        "rm_type rm_url reward_key dynamic_sampling_filter_path rollout_sample_hook_path over_sampling_batch_size"
+        " rollout_temperature rollout_top_p rollout_top_k rollout_max_response_len rollout_stop rollout_stop_token_ids"
+        " use_top_p_replay rollout_skip_special_tokens mask_offpolicy_in_partial_rollout eval_temperature eval_top_p"
         " eval_top_k eval_min_new_tokens eval_max_response_len eval_reward_key rollout_max_context_len"
         " eval_max_context_len"
     )

@@ -16,6 +16,7 @@ import pytest
 
 from slime_cli.buffer.types import Sample, Span, Status
 from slime_cli.errors import EngineError
+from slime_cli.hooks.evidence import Evidence
 from slime_cli.rollout import turns
 from slime_cli.rollout.turns import Asking
 
@@ -192,7 +193,7 @@ def routed(engine_answer, chosen):
 
 def test_chosen_experts_of_an_earlier_request_stay():
     client = types.SimpleNamespace(streams=False, aborts=0)
-    asking = Asking(client, PROMPT, {"max_new_tokens": 20}, routed_experts_shape=SHAPE)
+    asking = Asking(client, PROMPT, {"max_new_tokens": 20}, evidence=Evidence(experts_shape=SHAPE))
     sample = Sample(0, 0)
     engine = Engine()
     first = np.arange(4 * 6).reshape(4, *SHAPE)

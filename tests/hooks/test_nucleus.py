@@ -11,7 +11,7 @@ from slime_cli.buffer.batch_files import read_parquet, to_parquet
 from slime_cli.buffer.columns import TrainBatch
 from slime_cli.buffer.types import Sample, Status
 from slime_cli.errors import EngineError
-from slime_cli.rollout import nucleus
+from slime_cli.hooks import nucleus
 from slime_cli.rollout.generate import Generator
 
 

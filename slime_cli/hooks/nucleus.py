@@ -11,6 +11,7 @@ was, but
 trainer and rollout then judge it alike, and the sampled token is always in.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def cut(log_probs_K: np.ndarray, top_p: float) -> np.ndarray:
     return np.cumsum(p_K, dtype=np.float32) - p_K <= np.float32(top_p)
 
 
-def extend(sample: Sample, answer: dict[str, Any], top_p: float) -> None:
+def extend(sample: Sample, answer: Mapping[str, Any], top_p: float) -> None:
     """Gives ``sample`` the tokens kept at each position of ``answer``, which was appended to it just before, and takes
     the log-probabilities of those positions anew, among them."""
     tops = answer["meta_info"].get("output_top_logprobs")
@@ -40,7 +41,7 @@ def extend(sample: Sample, answer: dict[str, Any], top_p: float) -> None:
         raise EngineError(f"sample {sample.index}: {count} tokens but the most likely tokens of {tops and len(tops)}")
     first = sample.response_length - count
     ids = list(sample.rollout_top_p_token_ids or [])
-    offsets = list(sample.rollout_top_p_token_offsets or [0])
+    offsets = list(sample.rollout_top_p_token_offsets or [0])[: first + 1]
     offsets += [offsets[-1]] * (first + 1 - len(offsets))  # positions that nobody sampled keep nothing
     log_probs = list(sample.rollout_log_probs or [])
     for place, (token, top) in enumerate(zip(answer["output_ids"], tops), first):
