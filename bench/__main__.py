@@ -138,7 +138,7 @@ def engines(table: Table, folder: pathlib.Path, model: str) -> None:
 
 
 def _process(module: str, *arguments: str) -> dict[str, Any]:
-    """What a benchmark that has a process of its own prints last."""
+    """The last line of a benchmark that runs in a process of its own."""
     command = [sys.executable, "-m", module, *arguments]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 

@@ -2,13 +2,10 @@
 conversions`.
 
 A case converts there in its layout and back on one rank, with the functions behind ``slime convert``, and compares
-every byte;
-then it loads the torch_dist checkpoint in its layout and compares Megatron's logits on packed sequences, and the
-embedding's
-gradient, with transformers' on each alone. Importing Megatron takes longer than all that, so this process imports it
-once and
-forks the ranks of every job. Writes ``runs/conversions.json`` and, from it, ``docs/conversions.md``.
-``python -m bench.conversions [FAMILY...]`` runs some families only and writes nothing.
+every byte; then it loads the torch_dist checkpoint in its layout and compares Megatron's logits on packed sequences,
+and the embedding's gradient, with transformers' on each alone. Importing Megatron takes longer than all that, so this
+process imports it once and forks the ranks of every job. Writes ``runs/conversions.json`` and, from it,
+``docs/conversions.md``. ``python -m bench.conversions [FAMILY...]`` runs some families only and writes nothing.
 """
 
 import json
@@ -37,7 +34,8 @@ LAYOUTS = {
     "tp2 ep2": {"tensor": 2, "expert": 2},
 }
 LENGTHS = [5, 1, 17, 9, 3, 13]
-"""Of the sequences whose logits are compared, in one pack; together a multiple of every tensor parallel size."""
+"""Lengths of the sequences whose logits are compared, in one pack; together a multiple of every tensor parallel
+size."""
 TIMEOUT = 300.0
 
 DENSE: dict[str, Any] = dict(
@@ -312,7 +310,7 @@ def _child(job: dict[str, Any], rank: int, folder: pathlib.Path) -> None:
 
 
 def _wait(children: dict[int, int]) -> bool:
-    """Whether all ended well in time. The rest of a job that failed, and what its ranks started, are killed."""
+    """True when all ended well in time. The rest of a job that failed, and what its ranks started, are killed."""
     groups = list(children)
     good = True
     deadline = time.time() + TIMEOUT

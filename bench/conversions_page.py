@@ -40,8 +40,8 @@ takes their weights from the original model, or leaves them out where those are 
 
 
 def render(rows: list[Row], layouts: list[str]) -> str:
-    """The whole page. ``rows`` as :func:`bench.conversions.case` gives them; families in the order in which
-    they come."""
+    """The whole page. ``rows`` as :func:`bench.conversions.case` gives them; families in the order in which they
+    come."""
     families = {row["family"]: [r for r in rows if r["family"] == row["family"]] for row in rows}
     good = {family: found for family, found in families.items() if any(row["exact"] for row in found)}
     lines = [_line("family", "architecture", "back", *layouts), _line(*["---"] * (3 + len(layouts)))]

@@ -1,7 +1,7 @@
 """Peak memory of the log-probability path, forward and backward, in multiples of one float32 copy of its logits.
 
-Runs in a process of its own (``python -m bench.heads [VOCABULARY]``) and prints one JSON object. Plain means
-the same functions over all rows at once, which is what the chunks are there to avoid.
+Runs in a process of its own (``python -m bench.heads [VOCABULARY]``) and prints one JSON object. Plain means the same
+functions over all rows at once, which is what the chunks are there to avoid.
 """
 
 import json

@@ -130,7 +130,7 @@ def row(name: str, folder: pathlib.Path, kills: int) -> dict[str, Any]:
 
 
 def problems(found: dict[str, Any]) -> list[str]:
-    """What a row falls short of."""
+    """Bounds that a row does not meet."""
     bound = found["max_staleness"]
     out = []
     if found["reward_after"] < REWARD:

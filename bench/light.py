@@ -56,7 +56,7 @@ def journal_rate(folder: pathlib.Path, rollouts: int = 20, groups: int = 128, si
 
 
 def span_microseconds(folder: pathlib.Path, count: int = 20000) -> dict[str, float]:
-    """What a span costs that is recorded, and one where tracing is off."""
+    """The cost of a span that is recorded, and of one where tracing is off."""
     found = {}
     for name, tracer in (("on", Tracer(folder, "on")), ("off", Tracer(folder, "off", enabled=False))):
         start = time.perf_counter()

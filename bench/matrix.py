@@ -2,8 +2,7 @@
 cores.
 
 Each run is the command that a user would type, in a run directory of its own under ``runs/matrix``; one that was
-interrupted
-is resumed and one that is finished is not run again. Writes ``runs/matrix.json``.
+interrupted is resumed and one that is finished is not run again. Writes ``runs/matrix.json``.
 """
 
 import json

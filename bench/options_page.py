@@ -15,16 +15,17 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs" / "options.md"
 HEAD = """\
 # Options
 
-Every option of slime's own. This page is written by `make options` from where each is declared, `slime_cli/options/groups/`.
-Options of the engines go by their own names: Megatron's bare (`--lr`), SGLang's as `--sglang-NAME`, the router's as
-`--router-NAME`; their own `--help` says what they mean.
+Every option of slime's own. `make options` writes this page from the declarations in `slime_cli/options/groups/`.
+Options of the engines have their own names: Megatron's as they are (`--lr`), SGLang's as `--sglang-NAME`, the router's
+as `--router-NAME`; `--help` of each engine explains them.
 
-- **Default**: what holds when nobody gives the option; `-` is nothing.
-- **Bounds**: numbers out of them are refused.
-- **Needs**: what must be given, or have a value, for the option to have an effect. A flag that lacks it is named in a warning.
-- **Resume**: `free` where the same `--run-dir` can be started again with another value. Another value of any other option would
-  rewrite the past of what was trained: such a start is refused by the option's name. `run.json` records what each attempt
-  changed. A finished run with a larger `--num-rollout` is trained further; with the same or a smaller one it shows its result.
+- **Default**: the value when nobody gives the option; `-` is no value.
+- **Bounds**: numbers outside them are refused.
+- **Needs**: the option has an effect only with these. A flag that lacks them is named in a warning.
+- **Resume**: `free` where the same `--run-dir` can be started again with another value. Another value of any other
+  option would rewrite the past: such a start is refused by the option's name. `run.json` records what each attempt
+  changed. A finished run with a larger `--num-rollout` is trained further; with the same or a smaller one it shows its
+  result.
 
 A flag has no value; `=false` after it takes back what a profile gives.
 """

@@ -1,5 +1,5 @@
-"""What the loop works with, taking the time that it is told to: a learner, a reward, a user's generate function. Only
-the loop's own code is measured then. Called by :mod:`bench.schedules`.
+"""Scripted parts for the loop, which take the time that they are told to: a learner, a reward, a user's generate
+function. Only the loop's own code is measured then. Called by :mod:`bench.schedules`.
 """
 
 import asyncio

@@ -38,7 +38,7 @@ ROWS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of one script."""
+    """The result of one script."""
 
     script: str
     options: int
@@ -63,7 +63,7 @@ def verdict(script: str, folder: pathlib.Path) -> Verdict:
 
 
 def refusal(argv: list[str]) -> SlimeError | None:
-    """What ``slime train ... --dry-run`` ends with; None where it passes."""
+    """The error of ``slime train ... --dry-run``; None where it passes."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             train.run([*argv, "--dry-run"])
@@ -113,7 +113,7 @@ def with_stand_ins(argv: list[str], folder: pathlib.Path) -> list[str]:
 
 
 def _names_data(argv: list[str], option: str, place: int) -> bool:
-    """Whether the option's word at ``place`` (0: itself) is a data file: its only one, or of ``NAME PATH NAME PATH``
+    """True when the option's word at ``place`` (0: itself) is a data file: its only one, or of ``NAME PATH NAME PATH``
     each second one."""
     if option != "--eval-prompt-data" or place == 0:
         return option == "--prompt-data" and place == 1
@@ -136,7 +136,7 @@ def _data(argv: list[str], folder: pathlib.Path) -> pathlib.Path:
 
 
 def by_cause(verdicts: list[Verdict]) -> list[tuple[str, list[str]]]:
-    """What is refused, with the scripts that it is refused in; the most frequent first."""
+    """Refused options with the scripts that have them; the most frequent first."""
     found: dict[str, set[str]] = collections.defaultdict(set)
     for one in verdicts:
         for cause in one.refused:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 SAMPLES = 256
 BARE_ROUNDS = 24
 TRACED_ROUNDS = 40
-"""What is looked for is at most 2 %, and a step's time varies by about as much."""
+"""The difference to be found is at most 2 %, and a step's time varies by about as much."""
 SPANS = {"train", "data", "advantages", "forward_backward", "optimizer"}
-"""What a rank records of a step: the actor's, the trainer's and, over its networks, those of the passes."""
+"""Spans that a rank records in a step: the actor's, the trainer's and, over its networks, those of the passes."""
 
 
 def main(model: str) -> None:

@@ -1,7 +1,7 @@
 """Where servers listen and how others reach them: IPv4, IPv6, names, and all interfaces at once.
 
-A host is what a socket binds (``127.0.0.1``, ``::1``, ``0.0.0.0``, ``node7``), without brackets; a URL has them
-around IPv6.
+A host is what a socket binds (``127.0.0.1``, ``::1``, ``0.0.0.0``, ``node7``), without brackets; a URL has them around
+IPv6.
 """
 
 import errno
@@ -16,8 +16,7 @@ from slime_cli.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses that documentation has for itself: no packet is sent there, the kernel says which of its own it would
-use.
+"""Addresses that documentation has for itself: no packet is sent there, the kernel says which of its own it would use.
 """
 
 

@@ -17,13 +17,13 @@ from slime_cli.errors import EngineError, SlimeError, UsageError
 
 _FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 _SAID = (*map(os.strerror, _FAILING), "database or disk is full", "disk I/O error")
-"""What the system says of these, and SQLite."""
+"""Messages of the system and of SQLite for a full or failing disk."""
 _PROBE = bytes(1 << 20)
 FIX = "make room there, or give another folder, and start the same command again; what was committed stays"
 
 
 def cause(error: BaseException | None) -> str:
-    """What a disk said, with the path where it is known, if ``error`` comes from one; else an empty string."""
+    """The disk's message, with the path where it is known, if ``error`` comes from a disk; else an empty string."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -54,7 +54,7 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 def _refusal(path: pathlib.Path) -> str:
-    """What the disk of ``path`` says to a probe; an empty string when it takes it."""
+    """The error of a probe write to the disk of ``path``; an empty string when it takes it."""
     try:
         _probe(_existing(path))
     except OSError as error:

@@ -57,7 +57,7 @@ def require(url: str, path: str, body: dict[str, Any], timeout: float) -> httpx.
 
 
 def each(urls: Sequence[str], ask: Callable[[str], T]) -> list[T]:
-    """What ``ask`` finds of each engine, all at once. Raises EngineError, after the last answer, that names every
+    """The answer of each engine to ``ask``, all at once. Raises EngineError, after the last answer, that names every
     engine that failed."""
     with concurrent.futures.ThreadPoolExecutor(max(len(urls), 1)) as pool:
         jobs = [pool.submit(ask, url) for url in urls]
@@ -78,6 +78,6 @@ def flush(url: str, patience: float = 60) -> None:
 
 
 def dtype(server_info: dict[str, Any]) -> str:
-    """What the engine computes in, as torch names it; "auto" where that is the model's own affair."""
+    """The dtype that the engine computes in, by torch's name; "auto" where the model decides."""
     said = str(server_info.get("dtype") or "").removeprefix("torch.")
     return _SPELLED.get(said, said)

@@ -13,7 +13,7 @@ from slime_cli import interrupts
 
 
 def run[T](main: Coroutine[Any, Any, T]) -> T:
-    """What ``main`` comes to. Raises KeyboardInterrupt once it has ended, where it was interrupted."""
+    """The result of ``main``. Raises KeyboardInterrupt once it has ended, where it was interrupted."""
     try:
         with asyncio.Runner() as runner:
             runner.get_loop().set_default_executor(_Threads(thread_name_prefix="run"))

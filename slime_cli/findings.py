@@ -14,4 +14,4 @@ class Finding:
     status: Status
     detail: str
     fix: str = ""
-    """What to do; empty when ok."""
+    """The fix; empty when ok."""

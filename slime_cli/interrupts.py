@@ -29,7 +29,7 @@ _INSISTED = b"error: interrupted, and what was running did not end by itself\n"
 
 
 class _Heard:
-    """What a process has heard, and what it does about the next one."""
+    """The signals that a process has heard, and its answer to the next one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -42,7 +42,7 @@ _heard = _Heard()
 
 
 def listen() -> None:
-    """What the caller has this process ignore (``nohup``) stays ignored."""
+    """Signals that the caller has this process ignore (``nohup``) stay ignored."""
     for number in SIGNALS:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _interrupt)
@@ -98,7 +98,7 @@ def stop() -> bool:
 
 
 def ended() -> None:
-    """What :func:`asking` was about has ended."""
+    """The work that :func:`asking` was called for has ended."""
     _heard.ask = None
     _heard.stopping = False
 

@@ -1,8 +1,8 @@
 """A lock file that one process holds until it ends, however that is. Callers: a run's folder, and the journal in it.
 
 It is a POSIX lock, not ``flock``: it ends with the process that took it, even when a child that was forked lives on.
-(:mod:`slime_cli.serving.claim` takes ``flock``, which is held by an open file and not lost when another one of the
-same path is closed.)
+(:mod:`slime_cli.serving.claim` takes ``flock``, which is held by an open file and not lost when another one of the same
+path is closed.)
 """
 
 import errno

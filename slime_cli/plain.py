@@ -1,5 +1,4 @@
-"""What the command line prints fits the place that it is printed to: any encoding, 80 columns, a file. Imports nothing
-heavy.
+"""Makes printed text fit the place that it is printed to: any encoding, 80 columns, a file. Imports nothing heavy.
 
 :mod:`slime_cli.__main__` calls :func:`replace_unprintable` once; every command's typer app takes :data:`TYPER`.
 """

@@ -54,8 +54,7 @@ def environment(*, users_functions: bool = False) -> dict[str, str]:
     """This process's environment for a child: proxies off for local addresses, the working directory off the import
     path.
 
-    With ``users_functions``, Python programs that those functions start find their own folder as they do anywhere
-    else.
+    With ``users_functions``, Python programs that those functions start find their own folder as they do anywhere else.
     """
     out = dict(os.environ, PYTHONPATH=import_path(os.environ.get("PYTHONPATH", "")))
     if not users_functions:
@@ -110,8 +109,8 @@ def find_in(folder: str) -> set[str]:
 
 
 class _Folder:
-    """Finds top-level modules of a folder, as the last of all finders: those named, for everybody; others, for code
-    of the folder.
+    """Finds top-level modules of a folder, as the last of all finders: those named, for everybody; others, for code of
+    the folder.
     """
 
     def __init__(self, folder: str):

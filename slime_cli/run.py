@@ -52,7 +52,7 @@ class Run:
         self.endpoint: manifests.Endpoint | None = None
         self.model = ""
         self.described: dict[str, Any] = {}
-        """What this run adds to the manifest of engines of its own."""
+        """Fields that this run adds to the manifest of engines of its own."""
 
     def run(self, conclude: Callable[[list[PhaseResult]], dict[str, Any]]) -> dict[str, Any]:
         """Every phase to its end; what ``conclude`` makes of their results, before anything is stopped."""
@@ -127,7 +127,7 @@ class Run:
             matching.require_no_prefix_cache(attached.alive())
 
     def _name(self) -> str:
-        """What others are told of this run."""
+        """The name of this run in messages to others."""
         return f"slime train --run-dir {self.run_dir}"
 
     def _start_engines(self, options: Resolved, cluster: Cluster, stack: contextlib.AsyncExitStack) -> None:

@@ -1,4 +1,4 @@
-"""What a long command shows while it works: progress bars on a terminal, a line now and then elsewhere."""
+"""Shows the progress of a long command: progress bars on a terminal, a line now and then elsewhere."""
 
 import contextlib
 import time
@@ -64,7 +64,7 @@ class Screen:
 
 
 def note(line: dict[str, Any]) -> str:
-    """What the progress bar says of a rollout, from its line in ``metrics.jsonl``."""
+    """The text beside the progress bar after a rollout, from its line in ``metrics.jsonl``."""
     if "reward_mean" not in line:  # supervised
         return f"loss {line['train/loss']:.3f}"
     lost = f"  dropped {sum(line['dropped'].values())}" if line["dropped"] else ""

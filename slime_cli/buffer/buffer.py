@@ -21,20 +21,20 @@ from slime_cli.buffer import batch as batches
 from slime_cli.buffer.batch import Batch
 from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Commit, Journal, Ledger
+from slime_cli.buffer.making import Chosen, Maker, Shape, all_fit
 from slime_cli.buffer.places import WHOLE, Place, Places, leased_at
 from slime_cli.buffer.prompts import Prompts
 from slime_cli.buffer.records import OpenGroup
 from slime_cli.buffer.types import Group, PromptRow, Sample, trajectories
 from slime_cli.buffer.values import unstorable
-from slime_cli.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True)
 class PhaseState:
-    """What a phase keeps in its journal besides fates."""
+    """State of a phase that its journal keeps besides fates."""
 
     seconds: float = 0.0
-    """What it took, up to its last commit."""
+    """Its duration, up to its last commit."""
     finished: int | None = None
     """The number of rollouts that it was finished with; None while it is not."""
     stopped: int | None = None
@@ -43,25 +43,7 @@ class PhaseState:
     """The last step that a checkpoint was begun of."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-    """The groups of a rollout, before they are a batch."""
-
-    rollout_id: int
-    groups: list[Group]
-    dropped: collections.Counter[str]
-    cursors: batches.Cursors
-    rejected: list[list[Sample]]
-    """Samples of finished groups that were rejected since the batch before, where users' functions look at them."""
-
-
-Shape = Callable[[list[list[Sample]], list[list[Sample]]], list[Sample]]
 Select = Callable[[list[Group], int], tuple[list[Group], list[Group]]]
-
-
-def _all_fit(samples: list[Sample]) -> dict[str, list[int]]:
-    """No trajectory is unfit."""
-    return {}
 
 
 class DataBuffer:
@@ -83,7 +65,7 @@ class DataBuffer:
         steps_per_rollout: int = 1,
         reward_key: str | None = None,
         rows: int | None = None,
-        unfit: Callable[[list[Sample]], dict[str, list[int]]] = _all_fit,
+        unfit: Callable[[list[Sample]], dict[str, list[int]]] = all_fit,
         shape: Shape | None = None,
         select: Select | None = None,
     ) -> None:
@@ -95,10 +77,8 @@ class DataBuffer:
         self.samples_per_prompt = samples_per_prompt
         self.gate = gate
         self.steps_per_rollout = steps_per_rollout
-        self._reward_key = reward_key
         self._rows = rows
-        self._unfit = unfit
-        self._shape = shape
+        self.maker = Maker(journal, folder, reward_key, unfit, shape)
         self._select = select
         self._rejected: list[list[Sample]] = []
         self.recovery = recovery = journal.recover()
@@ -264,7 +244,7 @@ class DataBuffer:
         indices = list(trajectories(group.samples))
         self._journal.drop(indices, reason)
         self._dropped[reason] += len(indices)
-        if self._shape is not None and group.finished:
+        if self.maker.shape is not None and group.finished:
             self._rejected.append(group.finished)
         group.finished = []
         self._places.remove(group)
@@ -332,50 +312,7 @@ class DataBuffer:
     def make(self, chosen: Chosen) -> Batch:
         """The batch, durable and BATCHED. Blocks for as long as the disk takes. DataError when nothing is left to
         train."""
-        samples = self._fitting(self._samples(chosen), chosen.dropped)
-        made = batches.new(
-            self.folder,
-            chosen.rollout_id,
-            samples,
-            groups=len(chosen.groups),
-            dropped=chosen.dropped,
-            cursors=chosen.cursors,
-            reward_key=self._reward_key,
-            ages={s.index: group.leased_at or 0 for group in chosen.groups for s in group.finished},
-        )
-        self._journal.batched(list(trajectories(samples)), chosen.rollout_id)
-        return made
-
-    def _samples(self, chosen: Chosen) -> list[Sample]:
-        """The samples of the chosen groups, as users' functions leave them."""
-        groups = [group.finished for group in chosen.groups]
-        samples = [sample for finished in groups for sample in finished]
-        if self._shape is None:
-            return samples
-        made = self._shape(groups, chosen.rejected)
-        if gone := trajectories(samples).keys() - trajectories(made).keys():
-            self._journal.drop(sorted(gone), "convert_samples")
-            chosen.dropped["convert_samples"] += len(gone)
-        return made
-
-    def _fitting(self, samples: list[Sample], dropped: collections.Counter[str]) -> list[Sample]:
-        """Without trajectories that lack what others have, or that ``unfit`` names; they are dropped, with the
-        reason."""
-        unfit = batches.unlike_the_others(samples)
-        gone = {index for indices in unfit.values() for index in indices}
-        unfit |= self._unfit([sample for sample in samples if sample.index not in gone])
-        for reason, indices in unfit.items():
-            if indices:
-                self._journal.drop(indices, reason)
-                dropped[reason] += len(indices)
-        gone = {index for indices in unfit.values() for index in indices}
-        samples = [sample for sample in samples if sample.index not in gone]
-        if not any(sample.trained for sample in samples):
-            raise DataError(
-                f"the rollout left no token to train on: {len(samples)} samples, dropped {dict(dropped)}",
-                "look at the reasons (slime trace ledger) and at the samples' loss masks",
-            )
-        return samples
+        return self.maker.make(chosen)
 
     def made_before(self, rollout_id: int) -> Sequence[int] | None:
         """The trajectories of the batch that an earlier attempt made of this rollout and did not commit; None when
@@ -388,7 +325,7 @@ class DataBuffer:
     def replay(self, rollout_id: int, indices: Sequence[int]) -> Batch:
         """That batch. Blocks for as long as the disk takes."""
         ages = self._journal.ages(indices)
-        return batches.again(self.folder, rollout_id, ages, rows=self._rows, reward_key=self._reward_key)
+        return batches.again(self.folder, rollout_id, ages, rows=self._rows, reward_key=self.maker.reward_key)
 
     def drop_batch(self, rollout_id: int) -> int:
         """Drops what an earlier attempt batched and never committed; how many trajectories. The rollout is made

@@ -1,4 +1,4 @@
-"""What the journal is made of: its tables, the legal moves between fates, and the records that it answers with.
+"""The journal's parts: its tables, the legal moves between fates, and the records that it answers with.
 
 Used by :mod:`slime_cli.buffer.journal`, which re-exports the records.
 """
@@ -127,8 +127,7 @@ class OpenGroup:
     pending: tuple[int, ...]
     """Indices of those still to finish, in position order."""
     partial: dict[int, list[Sample]]
-    """What is known already of some of ``pending``: cut-off generations, or whole ones that lack a reward; with
-    siblings."""
+    """Tokens of some of ``pending``: cut-off generations, or whole ones that lack a reward; with siblings."""
     leased_at: int | None = None
     """The version, in rollouts trained, at which the oldest of what it has was leased; None where it has nothing."""
 

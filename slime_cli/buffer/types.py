@@ -146,7 +146,7 @@ class Sample:
 
     @property
     def trained(self) -> bool:
-        """Whether any token is."""
+        """At least one token is trained."""
         return not self.remove_sample and self.response_length > 0 and (self.loss_mask is None or any(self.loss_mask))
 
     def append(
@@ -360,7 +360,7 @@ class Group:
     index: int
     row: PromptRow
     rendered: Any
-    """What generation needs of the prompt, as the render function of the phase made it."""
+    """The prompt as generation needs it, from the phase's render function."""
     finished: list[Sample]
     """Rewarded; with siblings where a trajectory fanned out."""
     pending: list[Sample]

@@ -59,4 +59,4 @@ class RewardFailure:
     """``timeout``, ``error`` (it raised), ``crash`` (the worker died) or ``bad_value``."""
     detail: str
     trace: str = ""
-    """What it raised, with the lines of the user's code."""
+    """The exception, with the lines of the user's code."""

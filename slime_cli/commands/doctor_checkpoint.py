@@ -31,8 +31,8 @@ def check_checkpoint(folder: pathlib.Path) -> Iterator[Finding]:
 def require(
     folder: str | os.PathLike, say: Callable[[str], None], needed: Collection[str], looked_at: Collection[str] = ()
 ) -> None:
-    """Raises DataError for the first finding of those ``needed`` that fails; ``say`` is told of what else is not
-    well with these and with those ``looked_at``. Nothing heavy is imported: it is called before anything is started.
+    """Raises DataError for the first finding of those ``needed`` that fails; ``say`` is told of what else is not well
+    with these and with those ``looked_at``. Nothing heavy is imported: it is called before anything is started.
     """
     for finding in check_checkpoint(pathlib.Path(folder)):
         if finding.name in (FOLDER, *needed, *looked_at):

@@ -1,4 +1,4 @@
-"""What ``slime train`` looks at before it starts anything: model, checkpoints, endpoint, data, users' functions.
+"""Checks that ``slime train`` makes before it starts anything: model, checkpoints, endpoint, data, users' functions.
 
 ``--dry-run`` calls the same :func:`check`, so it refuses what the run would refuse. What is merely not on this machine
 (a folder, a file, a module) it warns of: a launch script is often looked at far from the machine that it is for.
@@ -118,7 +118,7 @@ def _finished(resolved: Resolved, run_dir: pathlib.Path) -> bool:
 
 
 def _lacking(phase: Resolved) -> Named:
-    """What the options name and this machine does not have."""
+    """Files and folders that the options name and this machine does not have."""
     s = phase.slime
     named = [(dest, getattr(s, dest)) for dest in (*PATHS, "prompt_data") if getattr(s, dest)]
     named += [(dest, path) for dest in ("custom_rm_path", *HOOKS) for path in _paths(s, dest)]
@@ -283,7 +283,7 @@ def _functions(phase: Resolved) -> None:
 
 
 def _paths(s: SlimeOptions, dest: str) -> list[str]:
-    """What an option names: nothing, a function, or several."""
+    """The paths that an option names: none, one or several."""
     value = getattr(s, dest)
     if dest == "rollout_function_path" and not of_user(value):
         return []

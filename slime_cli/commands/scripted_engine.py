@@ -39,7 +39,7 @@ class ScriptedEngine(http.server.ThreadingHTTPServer):
         self.text = text
         self.aborting = False
         self.given: dict[tuple[int, ...], tuple[int, float]] = {}
-        """What stood before a sampled token -> the token, and its log-probability."""
+        """Tokens before a sampled token -> the token, and its log-probability."""
         self.requests = 0
 
     def __enter__(self) -> "ScriptedEngine":

@@ -78,8 +78,8 @@ def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str, warnings: list
 
 
 def _check_model(resolved: Resolved, model: str, say: Callable[[str], None]) -> None:
-    """Before SGLang starts, which takes half a minute to find out, or never does. Weights are looked at where it
-    reads them.
+    """Before SGLang starts, which takes half a minute to find out, or never does. Weights are looked at where it reads
+    them.
     """
     from slime_cli.commands import doctor_checkpoint as checkpoint
 

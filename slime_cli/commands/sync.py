@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 _NAME = re.compile(r"(?!(?:hf|applied)$)\w[\w.-]*")
-"""What a version may be called. A checkpoint's weights lie in ``hf`` before they are published, the copy that deltas
+"""The form of a version's name. A checkpoint's weights lie in ``hf`` before they are published, the copy that deltas
 are applied to in ``applied``."""
 VERBS = {
     "push": "a checkpoint or a version into the engines; what fails is rolled back (also without a verb)",

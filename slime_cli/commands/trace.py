@@ -81,7 +81,7 @@ def why(
     phase: Annotated[str | None, typer.Option(help="Look in this phase only.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What became of one sample, and its line of the data."""
+    """The fate of one sample, and its line of the data."""
     from rich.console import Group
 
     from slime_cli.tracing import ledger as ledgers

@@ -1,5 +1,5 @@
-"""What ``slime train`` finds out about its data before anything is started: every row is well formed, the first ones
-of each source render and fit the model, and how many rollouts ``--num-epoch`` makes."""
+"""Checks the data of ``slime train`` before anything is started: every row is well formed, the first ones of each
+source render and fit the model, and how many rollouts ``--num-epoch`` makes."""
 
 import contextlib
 import pathlib

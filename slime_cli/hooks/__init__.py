@@ -1,4 +1,4 @@
-"""What functions of a user's own may import. Importing it costs no torch; ``docs/hooks.md`` is its page."""
+"""The public API that users' functions import. Importing it costs no torch; ``docs/hooks.md`` is its page."""
 
 from slime_cli.buffer.types import Sample, Span, Status
 from slime_cli.hooks.client import Engine, EngineClient, engine

@@ -1,11 +1,9 @@
 """Functions that see the samples of a batch before it is written, or look at a rollout afterwards.
 
 The loop calls these adapters; each takes the loaded function and what there is, and does to the samples what the
-function
-may do. Invariants: a function gets copies, so that what it may not change stays as it is and is named; what it may
-change
-is written with the batch, so that a batch that is trained again after a kill is the same; whatever is wrong is a
-UsageError with the place of the function.
+function may do. Invariants: a function gets copies, so that what it may not change stays as it is and is named; what it
+may change is written with the batch, so that a batch that is trained again after a kill is the same; whatever is wrong
+is a UsageError with the place of the function.
 """
 
 import dataclasses
@@ -22,7 +20,7 @@ from slime_cli.hooks.protocols import Args, Groups
 from slime_cli.hooks.table import KINDS
 
 FILTERED = ("remove_sample", "loss_mask", "reward", "metadata")
-"""What a filter of samples may change."""
+"""Fields that a filter of samples may change."""
 
 
 @dataclasses.dataclass(frozen=True)

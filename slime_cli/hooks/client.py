@@ -26,7 +26,7 @@ FREE = 7
 
 
 class EngineClient(Protocol):
-    """What a run lends to functions: its own client, or a scripted one of a test."""
+    """The client that a run lends to functions: its own, or a scripted one of a test."""
 
     async def generate(self, body: dict[str, Any]) -> list[Answer]:
         """POST /generate: one answer for each sample that is asked for. Raises EngineError when the engines cannot

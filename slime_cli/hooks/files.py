@@ -1,10 +1,8 @@
 """A user's file as a module. Files of different folders that import a neighbour of the same name each get their own.
 
 Called by :mod:`.hooks` alone. Invariants: a folder is a package under a private name, so that relative imports work
-too; in its
-modules ``import helpers`` means the folder's ``helpers``, unless that name is Python's, an installed library's or
-slime's; what can be
-imported by everybody from the same file is imported once, under its usual name.
+too; in its modules ``import helpers`` means the folder's ``helpers``, unless that name is Python's, an installed
+library's or slime's; what can be imported by everybody from the same file is imported once, under its usual name.
 """
 
 import builtins
@@ -108,7 +106,7 @@ def _is_neighbour(folder: str, name: str) -> bool:
 
 
 def _public(name: str) -> ModuleSpec | None:
-    """What ``name`` is to code that is in no hook's folder."""
+    """The module that ``name`` is for code outside hooks' folders."""
     finders = (finder for finder in sys.meta_path if finder is not _Finder)
     specs = (finder.find_spec(name, None) for finder in finders)
     return next((spec for spec in specs if spec is not None), None)

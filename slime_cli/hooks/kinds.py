@@ -41,18 +41,18 @@ def reward_path(sample: Sample, args: Any) -> str | None:
 
 
 def named(sample: Sample, key: str) -> Any:
-    """What the row itself asks for; a value that is no text never names anything, and is shown as it is written."""
+    """The value that the row itself has under ``key``; one that is no text never names anything, and is shown as it is
+    written."""
     value = sample.metadata.get(key)
     return value if value is None or isinstance(value, str) else repr(value)
 
 
 def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
-    """What the generate function ``where`` returned for ``leased``: a Sample, or the list it fanned out into (maybe
+    """Samples that the generate function ``where`` returned for ``leased``: one, or the list it fanned out into (maybe
     empty).
 
     Each as a copy that has the trajectory's identity, whatever the function wrote there, and plain values where it left
-    arrays.
-    UsageError for anything else; ValueError for a status that there is not.
+    arrays. UsageError for anything else; ValueError for a status that there is not.
     """
     found = result if isinstance(result, list) else [result]
     strange = next((type(one).__name__ for one in found if not isinstance(one, Sample)), None)
@@ -64,7 +64,7 @@ def siblings(where: str, leased: Sample, result: Any) -> list[Sample]:
 
 
 def unchanged(samples: list[Sample], copies: list[Sample]) -> bool:
-    """Whether a function left the copies that it was given as they were."""
+    """True where a function left the copies that it was given as they were."""
     try:
         return samples == copies
     except Exception:  # an array, whose equality is no single truth: there was none
@@ -135,7 +135,7 @@ def may_be_async(function: Callable[..., Any]) -> bool:
 
 
 async def awaited(result: Any) -> Any:
-    """What a function returned, or what its coroutine comes to."""
+    """The value that a function returned, or that its coroutine returns."""
     return await result if inspect.isawaitable(result) else result
 
 
@@ -162,7 +162,7 @@ class Hook:
         return f"{self.name}: {place_of(self.function)}"
 
     def refuse(self, problem: str, fix: str) -> UsageError:
-        """What it did that it may not."""
+        """The error for something that the function may not do."""
         return UsageError(f"{self.where} {problem}", fix)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -253,7 +253,7 @@ def _find(path: str, kind: str) -> Any:
 
 
 def is_here(path: str) -> bool:
-    """Whether the file or the module of a hook's path can be found; it is not imported. False says nothing of why."""
+    """True when the file or the module of a hook's path can be found; it is not imported. False does not say why."""
     module, _, _ = _ours(path).rpartition(":" if ".py:" in path else ".")
     if ".py:" in path:
         return pathlib.Path(module).expanduser().exists()

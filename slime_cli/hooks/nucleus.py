@@ -1,14 +1,10 @@
-"""What top-p and top-k left to choose from at each token, and the probability of the choice among them.
+"""The tokens that top-p and top-k left to choose from at each position, and the probability of the choice among them.
 
 Stock SGLang samples from the cut distribution and reports log-probabilities of the whole one. It can list the tokens
-that
-were left (``return_sampling_mask``), but its router drops that field of a request; so the cut is made again here, from
-the
-``--rollout-top-k`` most likely tokens, which both pass on. Whatever top-p leaves is among those. The numbers are the
-sampler's
-own, rounded to float32 once more on their way: a token on the very edge of the mass may be judged otherwise than it
-was, but
-trainer and rollout then judge it alike, and the sampled token is always in.
+that were left (``return_sampling_mask``), but its router drops that field of a request; so the cut is made again here,
+from the ``--rollout-top-k`` most likely tokens, which both pass on. Whatever top-p leaves is among those. The numbers
+are the sampler's own, rounded to float32 once more on their way: a token on the very edge of the mass may be judged
+otherwise than it was, but trainer and rollout then judge it alike, and the sampled token is always in.
 """
 
 from collections.abc import Mapping
@@ -21,7 +17,7 @@ from slime_cli.errors import EngineError
 
 
 def request(top_k: int) -> dict[str, Any]:
-    """What a request needs so that :func:`extend` can read its answer."""
+    """Fields of a request that :func:`extend` needs in the answer."""
     return {"top_logprobs_num": top_k}
 
 

@@ -1,4 +1,4 @@
-"""What functions of a user's return, by the names that slime's own have. Torch-free."""
+"""Return types of users' functions, with the names of slime's. Torch-free."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ from slime_cli.buffer.types import Sample
 
 @dataclasses.dataclass(frozen=True)
 class DynamicFilterOutput:
-    """Whether a group is kept. A plain True or False says as much."""
+    """A filter's answer: ``keep`` says if the group stays. A plain True or False is enough."""
 
     keep: bool
     reason: str | None = None
@@ -17,7 +17,7 @@ class DynamicFilterOutput:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutFnTrainOutput:
-    """What a function for a whole rollout returns: the groups to train on, and numbers for the metrics."""
+    """The result of a function for a whole rollout: the groups to train on, and numbers for the metrics."""
 
     samples: list[list[Sample]]
     metrics: dict[str, float] | None = None
@@ -25,7 +25,7 @@ class RolloutFnTrainOutput:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutFnEvalOutput:
-    """What it returns of an evaluation: by set ``{"rewards": [...], "truncated": [...], "samples": [...]}``."""
+    """The result of an evaluation function: by set ``{"rewards": [...], "truncated": [...], "samples": [...]}``."""
 
     data: dict[str, dict[str, Any]]
     metrics: dict[str, float] | None = None

@@ -1,4 +1,4 @@
-"""What slime calls of a user's, as types: one Protocol for each kind of function.
+"""Types of users' functions: one Protocol for each kind.
 
 The signature of ``__call__`` is the only place where a kind's call is written: the check at load, the contract tests
 and ``docs/hooks.md`` read it from here. Parameters before the star are passed by position. Those after it are passed by
@@ -46,7 +46,7 @@ class SampleHook(Protocol):
 
 
 class Deals(Protocol):
-    """What a function for a whole rollout gets as ``data_source``."""
+    """The ``data_source`` argument of a function for a whole rollout."""
 
     def get_samples(self, num_samples: int) -> Groups: ...
 

@@ -1,5 +1,5 @@
-"""What a user's function raised, as a user reads it: the last line of their own code, and the traceback without our
-frames.
+"""Shows an exception of a user's function as a user reads it: the last line of their own code, and the traceback
+without our frames.
 
 Called by :mod:`.hooks`, by reward workers and by the generator. Whatever was raised, nothing here raises.
 """
@@ -20,7 +20,7 @@ LIBRARIES = tuple(
 
 
 def installed(file: str) -> bool:
-    """Whether a file belongs to Python, to an installed library or to slime."""
+    """True for a file of Python, of an installed library or of slime."""
     return file.startswith((*LIBRARIES, OURS, "<frozen"))
 
 
@@ -41,7 +41,7 @@ def place(error: BaseException) -> str:
 
 
 def by_user(error: BaseException) -> bool:
-    """Whether a line of the user's own was under way: a function, or what it left behind (a model, a gradient)."""
+    """True when a line of the user's own was running: a function, or what it left behind (a model, a gradient)."""
     files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
     return any(os.path.isabs(file) and not installed(file) and os.path.isfile(file) for file in files)
 

@@ -68,7 +68,7 @@ def _begun(group: Group, sample: Sample) -> Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Rolled:
-    """What a rollout function made of its groups."""
+    """The result of a rollout function, by the groups that it was dealt."""
 
     groups: list[tuple[Group, list[Sample]]]
     """In its order: what was dealt, and the rewarded samples that are to be trained."""

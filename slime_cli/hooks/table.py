@@ -1,8 +1,7 @@
 """Every kind of function that a user may put in: its option, the call that slime makes, when, and what it may change.
 
 Read by the check at load, the check of a run before it starts, the contract tests and ``docs/hooks.md`` (a test
-compares).
-The option of a kind that nothing calls is refused by name (``slime_cli/options/checks/functions.py``).
+compares). The option of a kind that nothing calls is refused by name (``slime_cli/options/checks/functions.py``).
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ class Kind:
     protocol: type
     when: str
     changes: str
-    """What it may change, or what comes of its answer."""
+    """The things that it may change, or the effect of its answer."""
     form: str = "sync"
     """``async``: must be a coroutine function; ``sync``: must not be; ``either``. A plain wrapper around a coroutine
     function can be any of them, so that what it returns is looked at when it is called."""
@@ -182,7 +181,7 @@ KINDS = MappingProxyType(
         "data_postprocess": Kind(
             "rollout_data_postprocess_path",
             protocols.DataPostprocess,
-            "once a rollout, in trainer ranks of the last pipeline stage: log-probabilities are there, advantages are not",
+            "once a rollout, in trainer ranks of the last pipeline stage, with log-probabilities and before advantages",
             "`loss_masks` in `rollout_data`",
         ),
         "model_provider": Kind(

@@ -15,7 +15,7 @@ from slime_cli.models import tokens as model_tokens
 
 Messages = str | list[dict[str, Any]]
 ControlTokens = Literal["text", "allow"]
-"""What the characters of a control token are: text as any other, or the token (``--special-tokens-in-data``)."""
+"""How the characters of a control token are read: as text, or as the token (``--special-tokens-in-data``)."""
 
 
 def tokenizer(args: Args) -> Any:

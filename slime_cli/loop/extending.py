@@ -2,9 +2,8 @@
 Torch-free.
 
 ``slime train`` calls this before it starts anything. A phase is extended by a larger ``--num-rollout`` or
-``--num-epoch``
-for as long as the next phase has not begun: that one was trained from its weights. What a phase was stopped by
-(``--stop-at-loss``) stops it still.
+``--num-epoch`` for as long as the next phase has not begun: that one was trained from its weights. What a phase was
+stopped by (``--stop-at-loss``) stops it still.
 """
 
 import contextlib
@@ -26,8 +25,7 @@ def finished(resolved: Resolved, run_dir: pathlib.Path, rollouts: Mapping[str, i
     """There is a result, and these options ask for no more than it has.
 
     ``rollouts``: how many each phase makes that runs for a number of epochs. Without them, another number of epochs
-    than
-    before counts as more: the data says how many rollouts that is.
+    than before counts as more: the data says how many rollouts that is.
     """
     if not (run_dir / layout.SUMMARY).exists():
         return False

@@ -18,7 +18,7 @@ def rewards_of(batch: Batch) -> list[float]:
 
 
 def of_batch(batch: Batch) -> dict[str, Any]:
-    """What is the same of a supervised batch and a policy's."""
+    """The figures that a supervised batch and a policy's both have."""
     return {
         "seconds": 0.0,
         "samples": len(batch.samples),

@@ -33,7 +33,7 @@ from slime_cli.training.settings import Settings
 
 @dataclasses.dataclass
 class Opened:
-    """What a phase works with."""
+    """The parts that a phase works with."""
 
     renderer: Renderer
     boundary: Boundary

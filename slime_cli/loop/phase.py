@@ -157,7 +157,7 @@ class Phase:
         return self.publisher.held if self.publisher else version_name(self.step)
 
     def seconds(self) -> float:
-        """What this phase took, over all attempts (an attempt that was killed counts up to its last commit)."""
+        """The duration of this phase, over all attempts (an attempt that was killed counts up to its last commit)."""
         return self.seconds_before + time.time() - self.started
 
     def _prepare_trainers(self, behind: Version | None) -> None:

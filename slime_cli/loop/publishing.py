@@ -30,7 +30,7 @@ class Committed(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Timetable:
-    """What follows on which rollout of a phase."""
+    """Which rollouts of a phase are followed by a publish, and which by an evaluation."""
 
     total: int
     """Rollouts of the phase."""
@@ -89,7 +89,7 @@ class Publisher:
         self.span = span
         self.say = say
         self.proofs: list[Proof] = []
-        """What each engine showed for the version that they hold."""
+        """The proof of each engine for the version that they hold."""
         self._holds: dict[str, str] = {}
         """Engine -> the version that it was sent last."""
         self.held: str | None = None
@@ -112,8 +112,8 @@ class Publisher:
         return version
 
     def send(self, version: Version, *, flush: bool = True) -> list[Proof]:
-        """The version into every engine, proven. ``flush`` is False for engines that are paused with
-        requests in them."""
+        """The version into every engine, proven. ``flush`` is False for engines that are paused with requests in
+        them."""
         urls = self.engines()
         verification.unchanged({url: self._holds[url] for url in urls if url in self._holds})
         with self.span("sync"):
@@ -128,8 +128,8 @@ class Publisher:
         return self.proofs
 
     def _prune(self) -> None:
-        """Stay: what the engines hold, and what a resume would send again, from the last commit or from the
-        next one."""
+        """Stay: what the engines hold, and what a resume would send again, from the last commit or from the next
+        one."""
         commits = list(self.commits())
         steps = {self.timetable.step_held(found) for found in (commits, [*commits, *self.under_way()])}
         self.transport.prune({*map(layout.version_name, steps), *self._holds.values()})

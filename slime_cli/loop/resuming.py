@@ -1,5 +1,4 @@
-"""What an attempt finds of those before it, checked and put right before anything is started. Torch-free; ``slime
-train`` calls it.
+"""Checks and repairs what earlier attempts left, before anything is started. Torch-free; ``slime train`` calls it.
 
 :func:`check_starts`, before the run directory is claimed: the checkpoints that training starts from are there.
 :func:`prepare`, after
@@ -47,8 +46,7 @@ def needs_start(s: SlimeOptions, commits: Sequence[Commit]) -> bool:
 
 def check_starts(phases: Sequence[PhaseOf], run_dir: pathlib.Path) -> None:
     """Raises DataError for a checkpoint that training is to start from and that is not there, not whole or not safe,
-    UsageError for a
-    ``--save`` that holds another run's."""
+    UsageError for a ``--save`` that holds another run's."""
     for number, (_, options, folder) in enumerate(phases):
         s = options.slime
         with (
@@ -128,7 +126,7 @@ def _whole(name: str, s: SlimeOptions, folder: pathlib.Path, journal: Journal, s
 
 
 def told(done: Rollback) -> str:
-    """What became of the samples of a rollback."""
+    """A sentence on the samples of a rollback."""
     dropped = f", {done.dropped:,} dropped (batch_lost)" if done.dropped else ""
     return f"{done.again:,} samples are trained again from their batches{dropped}"
 
@@ -152,8 +150,7 @@ def _batch_is_whole(folder: pathlib.Path, rollout_id: int) -> bool:
 
 def write_metrics(run_dir: pathlib.Path, journals: dict[str, Journal]) -> None:
     """``metrics.jsonl`` as the journals have it: a killed attempt may have left a committed rollout without its line, a
-    line cut short,
-    or lines of rollouts that are trained again."""
+    line cut short, or lines of rollouts that are trained again."""
     path = run_dir / layout.METRICS
     wanted = []
     for name, journal in journals.items():

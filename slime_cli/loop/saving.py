@@ -2,8 +2,7 @@
 :class:`slime_cli.loop.phase.Phase` owns it.
 
 Always in this order: a checkpoint is complete on disk, one transaction of the journal names it with the samples that it
-was
-trained on, older checkpoints go. With ``--async-save`` the first is written while training continues, and the
+was trained on, older checkpoints go. With ``--async-save`` the first is written while training continues, and the
 others follow at the next :meth:`Saver.commit` that finds it done; one checkpoint at a time is under way.
 """
 
@@ -39,7 +38,7 @@ class Saving:
     checkpoint: str
     steps: list[Step]
     seconds: float
-    """What the phase took so far."""
+    """The phase's duration so far."""
     stopped: bool
     """``--stop-at-loss`` was reached in it."""
 

@@ -1,4 +1,4 @@
-"""The loops of a policy's phase: when to collect, train and publish. Each is a coroutine over the same four verbs.
+"""The loops of a policy's phase: when to collect, train and publish. Each is a coroutine over the same verbs.
 
     prompt rows --lease--> Collector: generate -> reward -> filter --accept--> DataBuffer (finished groups wait)
                              ^   |                                                 |
@@ -10,18 +10,30 @@
 
     part         waits for                                          woken by
     Collector    room: a slot, and with a bound the buffer's gate   a group that ends, a batch that is taken, a version
-    take         as many finished groups as a rollout has           a group that is accepted
+    take         as many finished groups as a rollout has, and      a group that is accepted
+                 those whose last rollout this is
     train        a batch                                            take
-    publish      what is in flight, by --in-flight                  the end of train
-    evaluate     the engines' version; holds up the next publish    the end of publish
+    publish      requests in flight, as --in-flight says, and the   the end of train
+                 evaluation of the version before
+    evaluate     the engines' new version                           the end of publish
 
-Where a trajectory is at each moment: in ``Collector`` while it is LEASED or GENERATED, in ``DataBuffer`` while it is
-PENDING (given back) or REWARDED, in ``Batch`` while it is BATCHED, and with the commit it is TRAINED. Everything that
-blocks (the learner, the engines' weights) runs in a thread; the event loop never stands still.
+Where a trajectory is, by its fate in the journal:
+
+    LEASED       its group is in flight in the Collector, and tokens are generated
+    GENERATED    its group is in flight in the Collector, and its reward is computed
+    REWARDED     its group is filtered in the Collector, or waits in the DataBuffer to be taken or to be dealt again
+    PENDING      its group was given back, or left by a kill: it waits in the DataBuffer to be dealt again
+    BATCHED      in a Batch on disk, which is trained now, or after a kill
+    TRAINED      in a checkpoint that is durable
+    DROPPED      nowhere; the journal keeps the reason
+
+A new trajectory begins as LEASED. The DataBuffer writes every fate, in the journal first. What blocks for long (the
+learner, the engines' weights, a batch's file) runs in a thread; only the journal's small writes are made on the loop.
 
 A rollout's *staleness* is the number of rollouts that were trained between the weights that wrote a token and the step
-that trains it. It is 0 where the synchronous schedule publishes after every rollout, 1 one step off, and at most
-``--max-staleness`` in the asynchronous one, by construction: see :mod:`slime_cli.buffer.gate`.
+that trains it. In the synchronous schedule it is 0, but for what ``--partial-rollout``, over-sampling or
+``--update-weights-interval`` keep; one step off it is 1; in the asynchronous one at most ``--max-staleness``, by
+construction: see :mod:`slime_cli.buffer.gate`.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -31,10 +43,10 @@ from slime_cli.buffer.batch import Batch
 
 
 class Verbs(Protocol):
-    """What a schedule is made of (:class:`slime_cli.loop.phase.Phase`)."""
+    """The verbs that a schedule calls (:class:`slime_cli.loop.phase.Phase`)."""
 
     def remaining(self) -> Iterator[int]:
-        """Ids of the rollouts that are still to be trained. Ends early when the phase has reached its aim."""
+        """Ids of the rollouts that are still to be trained. Ends early where ``--stop-at-loss`` is reached."""
         ...
 
     def begin(self, rollout_id: int) -> None:
@@ -50,11 +62,12 @@ class Verbs(Protocol):
         ...
 
     async def publish(self, rollout_id: int) -> None:
-        """The trainer's weights into the engines, where that is due after this rollout; then the evaluation."""
+        """Brings the trainer's weights into the engines, where that is due after this rollout; then begins the
+        evaluation, where one is due. The synchronous schedule waits for it."""
         ...
 
     def flow(self) -> None:
-        """Groups are leased whenever there is room, not only for a rollout that waits."""
+        """From now on groups are leased whenever there is room, not only for a rollout that waits."""
         ...
 
 

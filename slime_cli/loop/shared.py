@@ -1,4 +1,4 @@
-"""What :mod:`slime_cli.run` gives every phase: the parts of a run, made once and used by one phase after the other."""
+"""The parts of a run that :mod:`slime_cli.run` makes once and gives to one phase after the other."""
 
 import dataclasses
 import pathlib
@@ -14,7 +14,7 @@ from slime_cli.tracing.spans import Tracer
 
 @dataclasses.dataclass
 class Shared:
-    """What the phases of a run share. :class:`slime_cli.run.Run` owns it."""
+    """The parts that the phases of a run share. :class:`slime_cli.run.Run` owns it."""
 
     run_dir: pathlib.Path
     model: str

@@ -1,8 +1,7 @@
 """Gives the trainer a phase's networks and their weights. Blocking; :mod:`slime_cli.loop.phase` calls it in a thread.
 
 In this order: the HF checkpoint, then the weights of the phase before (or ``--load``, ``--ref-load``), then what else
-is kept,
-then the phase's own last commit.
+is kept, then the phase's own last commit.
 """
 
 import dataclasses

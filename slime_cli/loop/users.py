@@ -83,7 +83,7 @@ class Users:
         return [(result_of(name, one.rewards_PN, one.truncated), one.samples) for name, one in sets.items()]
 
     async def log_rollout(self, batch: Batch, line: dict[str, Any]) -> bool:
-        """Whether slime's own line is left out."""
+        """True when slime's own line is left out."""
         if self.rollout_log is None:
             return False
         drops = {f"rollout/dynamic_filter/drop_{reason}": float(count) for reason, count in batch.dropped.items()}

@@ -2,8 +2,7 @@
 
 YAML 1.1 takes ``12:30`` for 750, ``010`` for 8, ``on`` for true, ``2026-01-01`` for a date and ``1e-6`` for text. Here
 nothing is guessed: what a scalar means is for the option that it is given to
-(:func:`slime_cli.options.spec.from_yaml`).
-A key that is there twice in a map is an error.
+(:func:`slime_cli.options.spec.from_yaml`). A key that is there twice in a map is an error.
 """
 
 import functools
@@ -47,7 +46,7 @@ def as_json(value: Any) -> Any:
 
 
 def read(path: str | pathlib.Path, where: str) -> Any:
-    """What a YAML file holds: maps, lists, :class:`Plain` and ``str``. UsageError for a file that cannot be read."""
+    """Reads a YAML file: maps, lists, :class:`Plain` and ``str``. UsageError for a file that cannot be read."""
     import yaml
 
     try:

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from slime_cli.options.spec import Option
 
 Resume = Literal["same", "free"]
-"""Whether a resumed run may have another value: no, because what was trained so far would not be what it
-says; or yes."""
+"""Whether a resumed run may have another value: no, because what was trained so far would not be what it says; or
+yes."""
 EITHER = ("train", "serve-rollout")
 """Commands of an option that both of them read."""
 
@@ -67,7 +67,7 @@ PORT = Bounds(ge=1, le=65535)
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What must be so for an option to have an effect."""
+    """The condition under which an option has an effect."""
 
     options: tuple[str, ...]
     """One of these is given, or (with ``values``) the only one has one of those."""

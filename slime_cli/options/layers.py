@@ -45,7 +45,7 @@ def all_flags() -> list[str]:
 
 
 def nearest(flag: str) -> list[str]:
-    """What ``flag`` was likely meant to be: the same name in another section or spelling, then close ones."""
+    """Likely meanings of ``flag``: the same name in another section or spelling, then close ones."""
     known = all_flags()
     spelt = flag.replace("_", "-")
     bare = "--" + spelt[2:].removeprefix("sglang-").removeprefix("router-")

@@ -95,6 +95,6 @@ def check_taken_back(name: str, section: str, dest: str) -> None:
 
 
 def error(name: str, section: str, dest: str) -> UsageError:
-    """What to raise for an option with a :func:`refusal`; ``name`` is how it was given."""
+    """The error for an option with a :func:`refusal`; ``name`` is how it was given."""
     unread = section == "megatron" and dest in UNREAD
     return UsageError(f"{name} {'has no effect here' if unread else 'is set by slime'}", refusal(section, dest))

@@ -1,4 +1,5 @@
-"""What ``--dry-run`` prints: options with their origins, the layout, the memory estimate. It alone imports rich."""
+"""Prints what ``--dry-run`` shows: options with their origins, the layout, the memory estimate. It alone imports
+rich."""
 
 from typing import Any
 

@@ -37,9 +37,9 @@ class Resolved:
     profiles: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    """What the reading of the command line had to say."""
+    """Warnings from reading the command line."""
     custom: dict[str, Any] = field(default_factory=dict)
-    """What ``--custom-config-path`` holds for users' functions alone."""
+    """Values of ``--custom-config-path`` for users' functions alone."""
     phase_file: str = field(default="", repr=False)
     """File that ``phases`` came from, for messages."""
 
@@ -135,7 +135,7 @@ def _lay_custom(build: "_Build", flags: Layer, warnings: list[str]) -> dict[str,
 
 
 def args_namespace(resolved: Resolved) -> types.SimpleNamespace:
-    """What hooks get as ``args``: every own option by dest, Megatron's that are set, and what a file has for them."""
+    """The ``args`` of users' functions: every option of slime's by dest, Megatron's that are set, and a file's values."""
     return types.SimpleNamespace(**resolved.megatron | vars(resolved.slime) | resolved.custom)
 
 

@@ -1,4 +1,4 @@
-"""What a resumed run may have otherwise than the attempts before it: whatever does not rewrite its past.
+"""Which options a resumed run may change: those that do not rewrite its past.
 
 slime's own options say so where they are declared. Of the engines' options these may change: how fast, in how much
 memory, how long until given up, what is logged. All others say which model is trained, on what data, or how; and one

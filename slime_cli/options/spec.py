@@ -16,7 +16,7 @@ from slime_cli.errors import UsageError
 from slime_cli.options.characters import BOOLEANS, Plain, absent, as_json
 
 UNSET = type("Unset", (), {"__repr__": lambda self: "UNSET"})()
-"""What a profile's ``flag: false`` or ``--flag=false`` gives: the flag is taken back, the default holds."""
+"""The value that a profile's ``flag: false`` or ``--flag=false`` gives: the flag is taken back, the default holds."""
 
 FLAG_ACTIONS = ("store_true", "store_false", "store_const", "boolean_optional")
 _ARGPARSE_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
@@ -24,7 +24,7 @@ _ARGPARSE_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is known of one option."""
+    """One option of an engine or of Megatron."""
 
     dest: str
     """Name of the value in the parsed namespace."""
@@ -38,7 +38,7 @@ class Option:
     choices: tuple[Any, ...] | None = None
     default: Any = None
     const: Any = None
-    """What the flag alone stores: for store_const, and for nargs ``?``."""
+    """The value that the flag alone stores: for store_const, and for nargs ``?``."""
     deprecated: bool = False
     help: str = ""
 

@@ -2,18 +2,14 @@
 it.
 
 Made once a phase; the generator and the supervised phase ask it. Invariants: no token id beyond the model's embedding
-reaches an
-engine (one ends SGLang's scheduler) or a batch; every sample that passes can be stored and trained; its tokens are as
-sampled,
-its ``response`` is the answer's text without what ends a turn, whatever ``--rollout-skip-special-tokens`` says.
+reaches an engine (one ends SGLang's scheduler) or a batch; every sample that passes can be stored and trained; its
+tokens are as sampled, its ``response`` is the answer's text without what ends a turn, whatever
+``--rollout-skip-special-tokens`` says.
 
 What ends a turn: the end-of-sequence and padding tokens of tokenizer and generation config, what the chat template puts
-after an
-assistant's text, and the special tokens among ``--rollout-stop-token-ids``. Texts that the user named as a stop are
-another
-matter: a format reward looks for ``</answer>``, so they stay in ``response``, and only the built-in graders that
-compare
-a whole text do without them (:func:`slime_cli.rewards.rewards.without_stops`).
+after an assistant's text, and the special tokens among ``--rollout-stop-token-ids``. Texts that the user named as a
+stop are another matter: a format reward looks for ``</answer>``, so they stay in ``response``, and only the built-in
+graders that compare a whole text do without them (:func:`slime_cli.rewards.rewards.without_stops`).
 """
 
 import dataclasses

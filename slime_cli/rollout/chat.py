@@ -113,7 +113,7 @@ class Renderer:
         self.say = say
         self.apply = options.apply_chat_template
         self._looked_for: set[str] = set()
-        """What a row had and a template may leave out."""
+        """Parts of a row that a template may leave out."""
         self.tokenizer = load(checkpoint)
         if self.apply and not self.tokenizer.chat_template:
             raise DataError(
@@ -129,7 +129,8 @@ class Renderer:
     # -- what the buffer asks for -----------------------------------------------------------------------------------
 
     def prompt(self, row: PromptRow) -> Rendered | None:
-        """What the engine is to continue; None when it is longer than ``--rollout-max-prompt-len``. Raises RowError."""
+        """The prompt that the engine continues; None when it is longer than ``--rollout-max-prompt-len``. Raises
+        RowError."""
         return self._continued(row, self.options.training)
 
     def eval_prompt(self, row: PromptRow) -> Rendered | None:
@@ -193,8 +194,8 @@ class Renderer:
         return Talk(row, messages, tools, None if marked == [messages, tools] else tuple(marked))
 
     def _settled(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None) -> list[dict[str, Any]]:
-        """Null contents become empty text, but for templates that look for null: where the two differ in more than
-        that word."""
+        """Null contents become empty text, but for templates that look for null: where the two differ in more than that
+        word."""
 
         def text(candidate: list[dict[str, Any]]) -> str | None:
             try:

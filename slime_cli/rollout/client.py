@@ -22,11 +22,11 @@ from slime_cli.errors import EngineError
 RETRIES = 20
 
 _in_call: contextvars.ContextVar[bool] = contextvars.ContextVar("in_call", default=False)
-"""Whether this code is inside a call of a user's generate function."""
+"""True inside a call of a user's generate function."""
 
 
 class Hold(enum.Enum):
-    """What waits inside :meth:`RouterClient.held`."""
+    """The kind of work that waits inside :meth:`RouterClient.held`."""
 
     NOTHING = "nothing"
     CALLS = "calls"
@@ -88,7 +88,7 @@ class RouterClient:
         """Set, requests go to the engines themselves: the router passes on the fields that it knows (0.3.2), and
         ``return_routed_experts`` is not among them."""
         self._engines: list[str] | None = None
-        """What :attr:`engines` answered last; asked again after a request that failed."""
+        """The last answer of :attr:`engines`; it is asked again after a request that failed."""
         self._asked: collections.Counter[str] = collections.Counter()
         self._hold = Hold.NOTHING
         self._holding = asyncio.Lock()

@@ -20,8 +20,8 @@ from slime_cli.rollout.generate import Generator
 
 
 class Buffer[C, B](Protocol):
-    """What is asked of :class:`slime_cli.buffer.buffer.DataBuffer`, which says what each does. C: chosen groups, B: a
-    batch of them."""
+    """The part of :class:`slime_cli.buffer.buffer.DataBuffer` that the collector calls. C: chosen groups, B: a batch of
+    them."""
 
     @property
     def waiting(self) -> int: ...

@@ -9,7 +9,7 @@ CANCEL_SECONDS = 5.0
 
 
 async def side_by_side(coroutines: Iterable[Coroutine]) -> list[Any]:
-    """What each comes to, in order. The first that raises ends the others."""
+    """The results, in order. The first that raises ends the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

@@ -1,8 +1,7 @@
 """Evaluation: every prompt of a held-out source, answered and graded, nothing journalled and nothing trained.
 
 A trajectory counts once: where it fans out its reward is the mean over its siblings; where it fails, its reward is 0
-and its
-reason is counted. An evaluation in which every one failed has no result: it ends the run with the reasons.
+and its reason is counted. An evaluation in which every one failed has no result: it ends the run with the reasons.
 """
 
 import collections
@@ -106,8 +105,8 @@ def mean_over_prompts(rewards_PN: list[list[float]]) -> tuple[float, float | Non
     """Mean over all trajectories of P prompts, and its standard error; None for a single prompt.
 
     Answers to one prompt are not independent (at temperature 0 they are the same), prompts are: the error is the
-    linearised one
-    of a ratio of two sums over prompts, which is the spread of the prompts' means where each has as many answers.
+    linearised one of a ratio of two sums over prompts, which is the spread of the prompts' means where each has as many
+    answers.
     """
     sizes_P = np.array([len(values) for values in rewards_PN], np.float64)
     sums_P = np.array([sum(values) for values in rewards_PN], np.float64)

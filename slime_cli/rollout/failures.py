@@ -1,11 +1,9 @@
-"""What goes wrong while answers are made and judged: the first of each kind is shown at once, and a loop that gets
+"""Failures while answers are generated and rewarded: the first of each kind is shown at once, and a loop that gets
 nowhere ends.
 
 One for a phase; the generator and evaluation report to it. Invariants: a failure costs its trajectory and is counted by
-its
-reason; the run ends with those counts after ``--max-groups-without-progress`` groups in a row of which none was
-accepted,
-whatever the reasons.
+its reason; the run ends with those counts after ``--max-groups-without-progress`` groups in a row of which none was
+accepted, whatever the reasons.
 """
 
 import collections
@@ -22,10 +20,10 @@ class Failure:
     """Why a trajectory is dropped."""
 
     reason: str
-    """What is counted: ``generation_error``, ``reward_timeout``, ..."""
+    """The name that is counted: ``generation_error``, ``reward_timeout``, ..."""
     detail: str
     trace: str = ""
-    """What a user's function raised, with the lines of their code."""
+    """The exception of a user's function, with the lines of their code."""
 
 
 class Failures:

@@ -4,8 +4,7 @@ Called by the collector, group by group, and by evaluation. The custom function 
 samples. It is trained whole or dropped whole: when it has no sample, or generation or reward of one sibling fails, the
 trajectory is dropped for the reason of the first that failed. What a user's function raises for one sample, or returns
 unfit for training, costs that trajectory; what it raises for a group ends the run. An interrupted trajectory is
-neither:
-it keeps what was generated, and is continued later.
+neither: it keeps what was generated, and is continued later.
 """
 
 import asyncio
@@ -62,7 +61,7 @@ class Interrupted:
 
 @dataclasses.dataclass
 class Answers:
-    """What became of a group's pending trajectories."""
+    """The outcome of a group's pending trajectories."""
 
     whole: list[Sample]
     """Rewarded, with siblings."""
@@ -148,8 +147,7 @@ class Generator:
         generated: Callable[[list[Sample]], None] = _nothing_said,
     ) -> Answers:
         """Generation and reward of the group's pending trajectories. ``params`` are those of an evaluation;
-        ``generated``
-        is told of samples that lack nothing but the reward."""
+        ``generated`` is told of samples that lack nothing but the reward."""
         training = params is None
         out = Answers([], {}, [])
         with self.span("generate", group=group.index):
@@ -289,13 +287,13 @@ class Generator:
         )
 
     def evidence(self, training: bool) -> Evidence:
-        """What engines are asked for beside log-probabilities: nothing in an evaluation."""
+        """The evidence that engines are asked for; none in an evaluation."""
         return Evidence(self.args.use_top_p_replay, self.routed_experts_shape) if training else NOTHING
 
     async def _custom(
         self, leased: Sample, params: dict[str, Any], prompt_tokens: list[int], evaluation: bool
     ) -> "list[Sample] | Failure | Interrupted":
-        """What the user's function makes of a sample. An evaluation that this run interrupted calls it again, with the
+        """The user's function called for a sample. An evaluation that this run interrupted calls it again, with the
         sample that it returned; in training the group is dealt again."""
         while isinstance(made := await self._called(leased, params, prompt_tokens, evaluation), Interrupted):
             if not evaluation:

@@ -15,15 +15,15 @@ from slime_cli.rollout.chat import Rendered, Renderer, Talk, first_answer
 from slime_cli.rollout.collector import Buffer
 
 ELSEWHERE = ("loss", "loss_mask", "weight", "train", "trainable")
-"""What other tools call the field of a message that says whether it is trained; slime calls it ``step_loss_mask``."""
+"""Names that other tools give the field of a message that says if it is trained; slime's is ``step_loss_mask``."""
 
 
 class SupervisedRenderer(Renderer):
     """A renderer that knows the answers."""
 
     def example(self, row: PromptRow) -> Rendered | None:
-        """The prompt with what is trained: the row's label, ending in what stops generation; or, in a conversation
-        that holds its answers already, the assistant's turns. None when the prompt is too long. Raises RowError."""
+        """The prompt with what is trained: the row's label, ending in what stops generation; or, in a conversation that
+        holds its answers already, the assistant's turns. None when the prompt is too long. Raises RowError."""
         talk = text = trained = None
         if self.apply:
             talk, trained = self._answered(row)
@@ -121,7 +121,7 @@ class SupervisedRenderer(Renderer):
         return int(weight)
 
     def _ended(self, turn: str, ids: list[int]) -> bool:
-        """Whether the template ended the turn: with a token that stops generation, with another control token, or a
+        """True when the template ended the turn: with a token that stops generation, with another control token, or a
         stop text."""
         if any(turn.rstrip().endswith(text.rstrip()) for text in self.options.stop_texts):
             return True
@@ -144,7 +144,7 @@ class SupervisedRenderer(Renderer):
         return []
 
     def _next_turn(self, talk: Talk, messages: list[dict[str, Any]], role: str) -> str:
-        """What the template adds for one more message; nothing where it changes what was there, or refuses."""
+        """The text that the template adds for one more message; nothing where it changes what was there, or refuses."""
         try:
             whole = self._render(talk.row, messages, talk.tools, False)
             longer = self._render(talk.row, [*messages, {"role": role, "content": "?"}], talk.tools, False)
@@ -161,7 +161,7 @@ class SupervisedRenderer(Renderer):
         raise RowError(talk.row, "no_end", reason, template.END_FIX)
 
     def _check_answer(self, talk: Talk, i: int, turn: str, after: str) -> None:
-        """What is trained must be there: an answer that is empty, or that the template leaves out, is none."""
+        """Raises RowError for an answer to train that is empty, or that the template leaves out."""
         message = talk.messages[i]
         content = message["content"] or ""
         calls = message.get("tool_calls")
@@ -193,7 +193,7 @@ def examples(buffer: Buffer[Any, Any], boundary: Boundary, count: int) -> list[G
 
 
 def _rest(whole: str, known: str, row: PromptRow) -> str:
-    """What the template adds to ``known``. Raises RowError when it changes what it said before."""
+    """The text that the template adds to ``known``. Raises RowError when it changes what it said before."""
     if not whole.startswith(known):
         reason = "the chat template rewrites what came before once a turn follows"
         fix = "use a template whose text only grows (slime doctor --hf-checkpoint checks it), or pass --on-bad-row skip"

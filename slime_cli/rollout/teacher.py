@@ -1,12 +1,9 @@
 """On-policy distillation from an SGLang endpoint: the teacher's log-probabilities of what the student said.
 
 The generator asks for every whole sample, before its reward. Invariants: a sample passes with one finite number for
-each
-response token, or is dropped for a counted reason; no request holds a token that the teacher does not have (stock
-SGLang
-does not check prompt ids, and one beyond the embedding ends its engine); a teacher that answers nobody ends the run,
-which
-the same command resumes.
+each response token, or is dropped for a counted reason; no request holds a token that the teacher does not have (stock
+SGLang does not check prompt ids, and one beyond the embedding ends its engine); a teacher that answers nobody ends the
+run, which the same command resumes.
 
 SGLang's log-probabilities of a prompt are of ``softmax(logits)`` whatever temperature the request names, so the student
 must sample at temperature 1 (options/checks/off_policy.py holds it to that).
@@ -99,8 +96,7 @@ class Teacher:
 
     async def check(self, tokenizer: Any, vocabulary: int) -> None:
         """``vocabulary``: rows of the policy's embedding. UsageError for another tokenizer or too few tokens, as far as
-        the
-        teacher lets it be seen; EngineError when it does not answer, or not with log-probabilities."""
+        the teacher lets it be seen; EngineError when it does not answer, or not with log-probabilities."""
         named = max(tokenizer.get_vocab().values())
         probe = sorted({i * named // PROBES for i in range(PROBES + 1)})
         theirs = await self._texts(probe)
@@ -129,8 +125,7 @@ class Teacher:
             )
 
     async def _texts(self, ids: list[int]) -> list[str]:
-        """What each token is to the teacher; nothing from routers, and servers without a tokenizer, which cannot
-        say."""
+        """The teacher's text of each token; nothing from routers, and servers without a tokenizer, which cannot say."""
         body = {"tokens": [[i] for i in ids], "skip_special_tokens": False}
         status, text = await self._asked(f"{self.address.engine}/detokenize", body)
         try:
@@ -139,7 +134,7 @@ class Teacher:
             return []
 
     async def _has(self, token: int) -> bool:
-        """Whether ``token`` is in the teacher's vocabulary. Asked as an id to report on: such ids are checked, a
+        """True when ``token`` is in the teacher's vocabulary. Asked as an id to report on: such ids are checked, a
         prompt's are not."""
         body = _body([0], 0) | {"token_ids_logprob": [token]}
         status, text = await self._asked(f"{self.address.generate}/generate", body)
@@ -199,8 +194,7 @@ class Teacher:
 
     async def _try(self, sample: Sample) -> list[float] | Refusal:
         """One request. The first number asked for is the last prompt token's, for which SGLang answers nothing: the
-        prompt
-        before it needs no logits, and its keys and values may come from the teacher's prefix cache."""
+        prompt before it needs no logits, and its keys and values may come from the teacher's prefix cache."""
         url = f"{self.address.generate}/generate"
         start = max(len(sample.tokens) - sample.response_length - 1, 0)
         try:

@@ -1,5 +1,4 @@
-"""What can be known of a checkpoint's chat template without a tokenizer: how it renders, and what ends an assistant's
-turn.
+"""Reads a checkpoint's chat template without a tokenizer: how it renders, and what ends an assistant's turn.
 
 Torch-free, and quick (JSON files and jinja2): for the commands that look at a checkpoint before anything starts. The
 template is rendered as transformers does it, on a conversation of our own.
@@ -119,11 +118,11 @@ def _vocabulary(folder: pathlib.Path) -> tuple[dict[int, str], set[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class TurnEnd:
-    """What ends an assistant's turn in a chat template."""
+    """The text that ends an assistant's turn in a chat template."""
 
     kind: str
-    """``stop``: a token that ends generation. ``next``: the marker of the next role does, and the template writes
-    none before it. ``other``: a control token that does not end generation. ``none``: nothing."""
+    """``stop``: a token that ends generation. ``next``: the marker of the next role does, and the template writes none
+    before it. ``other``: a control token that does not end generation. ``none``: nothing."""
     text: str
     """The token's text; empty for ``none``."""
     stops: tuple[str, ...]

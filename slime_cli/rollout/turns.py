@@ -21,7 +21,7 @@ Answer = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Asking:
-    """What one group's samples are asked with."""
+    """The request of one group's samples."""
 
     client: RouterClient
     prompt: list[int]
@@ -29,7 +29,7 @@ class Asking:
     """SGLang's sampling parameters; ``max_new_tokens`` is the response budget."""
     evidence: Evidence = NOTHING
     ends: Callable[[], bool] = lambda: False
-    """Whether an interrupted answer stays interrupted, for the rollout has what it needs."""
+    """True when an interrupted answer stays interrupted, because the rollout has what it needs."""
     decode: Callable[[list[int]], str] | None = None
 
     def body(self, sample: Sample | None, n: int = 1) -> Answer:

@@ -1,9 +1,9 @@
 """How many rows of a source a run can use, and the first that it cannot, before anything is started. Callers: ``slime
 train``.
 
-Rendering a short row and counting its tokens takes about 0.3 ms, a conversation of many turns a hundred times that:
-the first :data:`ROWS` are looked at, as far as :data:`SECONDS` reach, unless the number of rollouts depends on every
-row (``--num-epoch``). What is further on is found when it is dealt, and named the same way."""
+Rendering a short row and counting its tokens takes about 0.3 ms, a conversation of many turns a hundred times that: the
+first :data:`ROWS` are looked at, as far as :data:`SECONDS` reach, unless the number of rollouts depends on every row
+(``--num-epoch``). What is further on is found when it is dealt, and named the same way."""
 
 import collections
 import dataclasses
@@ -21,7 +21,7 @@ SECONDS = 3.0
 
 @dataclasses.dataclass
 class Usable:
-    """What was found among the rows that were looked at."""
+    """Counts over the rows that were looked at."""
 
     looked_at: int = 0
     usable: int = 0
@@ -63,8 +63,8 @@ def look(source: Any, render: Callable[[PromptRow], object], *, skip: bool, ever
 
 
 def rollouts(name: str, usable: int, epochs: int, batch: int) -> tuple[int, int]:
-    """Rollouts in so many passes over the usable rows, and the rows that are left over. Raises DataError when they
-    fill none."""
+    """Rollouts in so many passes over the usable rows, and the rows that are left over. Raises DataError when they fill
+    none."""
     if usable * epochs < batch:
         raise DataError(
             f"{name}: --num-epoch {epochs} over {usable} rows that can be used is less than one "

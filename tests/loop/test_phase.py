@@ -38,8 +38,10 @@ from slime_cli.buffer.types import Span
 async def agent(args, sample, sampling_params):
     lengths = {0: [2, 3, 2], 1: [2], 2: [2, 9], 3: [2, 2], 4: [2]}[sample.index % 5]
     made = dict(rollout_log_probs=None, reward=0.0)
-    return [dataclasses.replace(sample, tokens=[1] + [5] * n, response_length=n, rollout_log_probs=[-1.0] * n, reward=float(n),
-            spans=[Span(n, "v000000")]) for n in lengths]
+    def one(n):
+        told = dict(rollout_log_probs=[-1.0] * n, reward=float(n), spans=[Span(n, "v000000")])
+        return dataclasses.replace(sample, tokens=[1] + [5] * n, response_length=n, **told)
+    return [one(n) for n in lengths]
 """
 CAP = 8
 
@@ -330,7 +332,7 @@ async def test_trajectories_that_lack_what_others_have_are_dropped_and_counted(o
         return {"rollout_top_p_token_ids": [], "rollout_top_p_token_offsets": [0, 0, 0]} if sample.index == 3 else {}
 
     async with opening_of() as phase:
-        phase.buffer._shape = lambda groups, rejected: [
+        phase.buffer.maker.shape = lambda groups, rejected: [
             dataclasses.replace(s, **unlike(s)) for group in groups for s in group
         ]
         batch = await phase.take(0)
@@ -341,7 +343,7 @@ async def test_trajectories_that_lack_what_others_have_are_dropped_and_counted(o
 @pytest.mark.parametrize("nothing", [{"loss_mask": [0, 0]}, {"remove_sample": True}])
 async def test_no_step_is_taken_on_nothing(opening_of, nothing):
     async with opening_of() as phase:
-        phase.buffer._shape = lambda groups, rejected: [
+        phase.buffer.maker.shape = lambda groups, rejected: [
             dataclasses.replace(s, **nothing) for group in groups for s in group if s.response_length == 2
         ]
         with pytest.raises(DataError, match="left no token to train on"):

@@ -38,7 +38,8 @@ def unfit(args, rollout_id, data_source, evaluation=False):
 
 def evaluate(args, rollout_id, data_source, evaluation=True):
     samples = [hooks.Sample(i, i // 2, reward=i / 4) for i in range(4)]
-    return hooks.RolloutFnEvalOutput({"mine": {"rewards": [0, 0.25, 0.5, 0.75], "samples": samples, "truncated": [1, 0, 0, 0]}})
+    found = {"rewards": [0, 0.25, 0.5, 0.75], "samples": samples, "truncated": [1, 0, 0, 0]}
+    return hooks.RolloutFnEvalOutput({"mine": found})
 
 def log(rollout_id, args, samples, metrics, seconds):
     args.seen = rollout_id, len(samples), metrics, seconds
@@ -49,8 +50,8 @@ def doubled(args, samples): return [s.reward for s in samples], [2 * s.reward fo
 def seen(args, all_samples, data_source): args.groups = [[s.index for s in group] for group in all_samples]
 def last_only(args, samples):
     s = samples[-1]
-    return {"tokens": [s.tokens], "response_lengths": [1], "rewards": [s.reward], "loss_masks": [[1]], "sample_indices": [s.index],
-            "rollout_log_probs": [s.rollout_log_probs]}
+    told = {"rewards": [s.reward], "loss_masks": [[1]], "rollout_log_probs": [s.rollout_log_probs]}
+    return told | {"tokens": [s.tokens], "response_lengths": [1], "sample_indices": [s.index]}
 def newest(args, rollout_id, buffer, num_samples):
     del buffer[0]
     return buffer[-1:]

@@ -1,8 +1,8 @@
 """Rows of Arrow tables as the JSON objects that they were made from. Callers: the columnar tables of source_files.
 
-A struct type holds every field that any row has, so Arrow shows a row's absent field as null. A null field of a
-struct is therefore absent here, at every depth. What Arrow knows for certain stays: a null in a list, the null value
-of a map's key, a null column, and whatever is JSON text (Arrow's own ``json`` type is decoded, its nulls included).
+A struct type holds every field that any row has, so Arrow shows a row's absent field as null. A null field of a struct
+is therefore absent here, at every depth. What Arrow knows for certain stays: a null in a list, the null value of a
+map's key, a null column, and whatever is JSON text (Arrow's own ``json`` type is decoded, its nulls included).
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What every prompt source shares: the row contract, slices and query strings.
+"""Parts that every prompt source shares: the row contract, slices and query strings.
 
 Callers: :mod:`slime_cli.buffer.sources.open` and the source kinds beside it. Invariants: a row that reaches a caller
 has passed :meth:`RowContract.check`; a row that has not is in ``skipped`` or was raised as a DataError; order is the

@@ -110,7 +110,7 @@ class JsonLines(Table):
 
 
 def _read_by_python(line: bytes) -> str | None:
-    """What Python's own reader and writer let pass, and JSON does not have."""
+    """Refuses constants that Python's JSON module allows and JSON does not have."""
     constants: list[str] = []
     try:
         found = json.loads(line, parse_constant=constants.append)

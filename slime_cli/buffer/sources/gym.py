@@ -1,8 +1,8 @@
 """Endless checked questions from reasoning-gym: ``reasoning-gym:TASK?size=2000&seed=1&part=0:0.9&ARG=value``.
 
 Invariants: an item depends only on (task, arguments, seed, position); ``part`` cuts by the question's hash, so two
-sources with disjoint parts never share a question whatever their seeds and sizes; ``distinct=true`` gives each
-question once. Importing this module does not import reasoning_gym (seconds); opening a source does.
+sources with disjoint parts never share a question whatever their seeds and sizes; ``distinct=true`` gives each question
+once. Importing this module does not import reasoning_gym (seconds); opening a source does.
 """
 
 import collections.abc

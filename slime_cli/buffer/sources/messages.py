@@ -1,9 +1,9 @@
 """Chat messages and tools of a row, checked and in one shape. Caller: the row contract of source_base.
 
 After :func:`as_messages` every message has a ``role`` that is one word and a ``content`` that is text or null: a list
-of text parts became its text. Null stands only where a message may say nothing, because it calls tools, reasons, or
-is the answer of a tool; the renderer decides how a template is given it. Any other field of a message that is null is
-left out: in the API that such messages come from, ``"tool_calls": null`` means that there are none."""
+of text parts became its text. Null stands only where a message may say nothing, because it calls tools, reasons, or is
+the answer of a tool; the renderer decides how a template is given it. Any other field of a message that is null is left
+out: in the API that such messages come from, ``"tool_calls": null`` means that there are none."""
 
 import re
 from typing import Any
@@ -106,7 +106,7 @@ def as_tools(value: list[Any], field: str, columnar: bool) -> list[dict[str, Any
 
 
 def json_text(value: Any, field: str) -> Any:
-    """What a text says in JSON; anything but text stays as it is."""
+    """A text read as JSON; anything but text stays as it is."""
     if not isinstance(value, str):
         return value
     try:

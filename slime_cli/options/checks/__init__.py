@@ -1,4 +1,4 @@
-"""Whether resolved options fit together, checked before anything heavy is imported: one module a subject.
+"""Checks that resolved options fit together, before anything heavy is imported: one module a subject.
 
 :func:`check` reports every contradiction at once, each with the numbers and the fix, and returns warnings for what runs
 but is likely not meant. A new check goes to the module of its subject, and there into ``TRAIN``.
@@ -28,7 +28,7 @@ from slime_cli.options.resolve import Resolved
 __all__ = ["check", "layout"]
 
 NUMBERS: tuple[Check, ...] = (bounds.bounds, bounds.texts)
-"""What the others count with: they are asked only when these have found nothing."""
+"""The other checks rely on these: they are asked only when these have found nothing."""
 ALWAYS: tuple[Check, ...] = (batch.required, placement.cluster)
 """For every command that resolves options."""
 SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, schedule, weights, functions, needs)

@@ -1,4 +1,4 @@
-"""What must be given, the sizes of a rollout and its optimizer steps, and the tokens of a micro-batch."""
+"""Checks of required options, of the sizes of a rollout and its optimizer steps, and of the tokens of a micro-batch."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the checks of every subject share.
+"""Parts that the checks of every subject share.
 
 A check is a generator over resolved options. It yields a text for a warning, or a pair, message and fix, for what must
 not run. The line between them: what contradicts itself, or lacks something, must not run; an option that is without

@@ -13,7 +13,7 @@ DISTILLATION = "slime.rollout.on_policy_distillation."
 
 
 def of_user(path: str | None) -> bool:
-    """Whether a function for a whole rollout is not one of slime's own, which the options name."""
+    """True for a rollout function of the user's; False for one of slime's own, which options stand for."""
     return bool(path) and not path.startswith("slime.")
 
 
@@ -27,7 +27,10 @@ def functions(r: Resolved) -> Iterator[Problem]:
         if getattr(s, dest):
             yield f"{own.flag(dest)}: nothing calls such a function yet", "leave it out"
     if s.buffer_filter_path and s.max_staleness is not None:
-        said = f"--buffer-filter-path with --max-staleness {s.max_staleness}: a group that is not chosen would become too old"
+        said = (
+            f"--buffer-filter-path with --max-staleness {s.max_staleness}: a group that is not chosen would become too"
+            " old"
+        )
         yield said, "leave one of the two out"
     if s.data_source_path and s.prompt_data:
         yield "--data-source-path with --prompt-data: prompts come from one of them", "leave one out"

@@ -1,4 +1,5 @@
-"""What makes samples and policy differ, or brings another policy in: older weights, cut sampling, a teacher."""
+"""Checks of options that make samples and policy differ, or bring another policy in: older weights, cut sampling, a
+teacher."""
 
 from collections.abc import Iterator
 

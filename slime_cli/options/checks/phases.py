@@ -1,4 +1,4 @@
-"""What the phases of a run must have in common, because it is made once for all of them."""
+"""Checks of options that all phases of a run must have in common, because their parts are made once for all."""
 
 from slime_cli.errors import UsageError
 from slime_cli.options import own

@@ -1,5 +1,5 @@
-"""Options of slime's launch scripts that have one meaning here: :mod:`slime_cli.options.checks.settled`
-decides which."""
+"""Options of slime's launch scripts that have one meaning here: :mod:`slime_cli.options.checks.settled` decides
+which."""
 
 from typing import Literal
 

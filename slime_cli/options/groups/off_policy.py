@@ -1,4 +1,4 @@
-"""What corrects for samples that another policy wrote, or brings a teacher in."""
+"""Options that correct for samples that another policy wrote, or that bring a teacher in."""
 
 import math
 from typing import Literal
@@ -18,7 +18,7 @@ from slime_cli.options.declare import (
 
 @group("off-policy", needs=POLICY)
 class OffPolicy:
-    """What corrects for samples that another policy wrote, or brings a teacher in."""
+    """Options that correct for samples that another policy wrote, or that bring a teacher in."""
 
     use_rollout_logprobs: bool = option(False, "Take the engine's log-probabilities as those of the old policy.")
     get_mismatch_metrics: bool = option(

@@ -1,11 +1,11 @@
-"""What an answer is worth."""
+"""Options for rewards."""
 
 from slime_cli.options.declare import ABOVE_0, AT_LEAST_1, POLICY, given, group, option
 
 
 @group("reward", needs=POLICY)
 class Reward:
-    """What an answer is worth."""
+    """Options for rewards."""
 
     rm_type: str | None = option(None, "Built-in reward by name; a row's metadata can name another.")
     rm_url: str | None = option(None, "Reward service that --rm-type remote_rm asks.", resume="free")

@@ -1,4 +1,4 @@
-"""What a run writes, and what a resume does."""
+"""Options for what a run writes, and for resuming."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from slime_cli.options.declare import AT_LEAST_1, EITHER, group, option
 
 @group("run")
 class Run:
-    """What a run writes, and what a resume does."""
+    """Options for what a run writes, and for resuming."""
 
     run_dir: str | None = option(
         None, "Folder of the run: run.json, journal, rollouts, metrics, trace.", commands=EITHER, resume="free"
