@@ -1,8 +1,8 @@
 """Prompts, samples and groups: the types that the stages share. Torch-free; imported by every stage.
 
-Field names are the ones that hooks of slime scripts read and write. A group is what one dealt prompt is answered with.
-The unit of accounting is the trajectory: one generation for one place in a group, whose ``index`` is unique in a run
-and is the journal's key. It ends in one sample, or fans out into several siblings that share ``index`` and
+Field names are the ones that hooks of slime scripts read and write. A group has the trajectories that answer one dealt
+prompt. The unit of accounting is the trajectory: one generation for one place in a group, whose ``index`` is unique in
+a run and is the journal's key. It ends in one sample, or fans out into several siblings that share ``index`` and
 ``group_index``; they are kept, trained and dropped together. A sample's response consists of spans: consecutive tokens
 that one weight version wrote.
 """
@@ -125,7 +125,7 @@ class Sample:
     """Which version wrote which response tokens, in order, over the whole response; empty: not known."""
     rollout_id: int | None = None
     part: int = 0
-    """Tells siblings apart: their place in what one trajectory fanned out into."""
+    """The sample's place among the siblings that one trajectory fanned out into."""
     remove_sample: bool = False
     """Keeps its place in the group's statistics but is masked out of the loss."""
     status: Status = Status.PENDING
@@ -208,7 +208,7 @@ class Sample:
     def step_spans(self) -> list[tuple[int, int]]:
         """(length, step of the version that wrote them) over the response; -1 where none did, or it is not known.
 
-        Where only ``weight_versions`` says something, and all of it the same, it says so of every token.
+        Where only ``weight_versions`` says something, and all of it the same, it counts for every token.
         """
         spans = self.spans
         if not spans and self.response_length:
@@ -247,6 +247,11 @@ class Sample:
             if getattr(self, name) is not None:
                 self._check_log_probs(name)
         self._check_stored()
+        self._check_nucleus(rows)
+        self._check_experts()
+
+    def _check_nucleus(self, rows: int | None) -> None:
+        """Raises ValueError for kept tokens that do not fit the response or the embedding."""
         offsets = self.rollout_top_p_token_offsets
         ids = self.rollout_top_p_token_ids
         if (offsets is None) != (ids is None):
@@ -275,6 +280,9 @@ class Sample:
                 f"sample {self.index}: rollout_top_p_token_offsets do not cut {len(ids)} ids for {self.response_length}"
                 " tokens"
             )
+
+    def _check_experts(self) -> None:
+        """Raises ValueError for chosen experts that do not fit the tokens."""
         routes = self.rollout_routed_experts
         shape = self.routed_experts_shape
         if routes is not None and len(routes) != 2 * math.prod(shape or ()) * (len(self.tokens) - 1):

@@ -216,7 +216,7 @@ def check_open_files(minimum: int = 4096) -> Finding:
 
 
 def check_sandbox(missing: Callable[[], list[str]] | None = None) -> Finding:
-    """Whether programs that a model writes (``--rm-type code``) are kept from this machine."""
+    """The sandbox for programs that a model writes (``--rm-type code``) works here."""
     from slime_cli.rewards import sandbox
 
     title = "sandbox of --rm-type code"

@@ -29,8 +29,10 @@ class Evidence:
         return asked | ({"return_routed_experts": True} if self.experts_shape else {})
 
     def keep(self, sample: Sample, answer: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-        """Puts what ``answer`` tells into ``sample``, which has its tokens already. Raises EngineError when it tells
-        less than was asked for."""
+        """Puts what ``answer`` tells into ``sample``, which has its tokens already; nothing where it was aborted before
+        its first token. Raises EngineError when it tells less than was asked for."""
+        if not answer["output_ids"]:
+            return
         if self._cuts(params):
             nucleus.extend(sample, answer, params.get("top_p", 1.0))
         if self.experts_shape:

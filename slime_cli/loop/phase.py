@@ -7,20 +7,19 @@ committed weights; finished groups wait in the buffer, and unfinished ones are g
 """
 
 import asyncio
-import contextlib
-import math
 import pathlib
 import time
 import types
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from slime_cli.buffer.batch import Batch
 from slime_cli.buffer.types import trajectories
-from slime_cli.errors import DataError, EngineError, SlimeError
-from slime_cli.loop import figures, opening, starting
+from slime_cli.errors import SlimeError
+from slime_cli.loop import checks, figures, opening, starting
 from slime_cli.loop.attempts import append_line
 from slime_cli.loop.evaluating import Evaluations
+from slime_cli.loop.in_flight import interrupted
 from slime_cli.loop.publishing import Publisher, Timetable
 from slime_cli.loop.schedules import SCHEDULES
 from slime_cli.loop.shared import Shared
@@ -30,16 +29,12 @@ from slime_cli.manifests import layout
 from slime_cli.manifests.layout import version_name
 from slime_cli.models import architecture
 from slime_cli.options.resolve import Resolved, args_namespace
-from slime_cli.rollout.client import Hold
 from slime_cli.rollout.collector import Collector
-from slime_cli.rollout.concurrent import to_its_end
 from slime_cli.rollout.generate import Generator, Lent
 from slime_cli.rollout.supervised import examples
 from slime_cli.rollout.teacher import Teacher
 from slime_cli.screen import note
-from slime_cli.serving import control
 from slime_cli.tracing.report import PhaseResult
-from slime_cli.training.batching import packing
 from slime_cli.weights import transports
 from slime_cli.weights.transport import Version
 
@@ -275,11 +270,11 @@ class Phase:
     async def train(self, batch: Batch) -> None:
         rollout_id = batch.rollout_id
         await asyncio.to_thread(self.saver.commit, wait=False)
-        steps = self._steps(batch)
+        steps = checks.steps(batch, self.s.num_steps_per_rollout or 1)
         before = self.step
         with self.span("train", rollout=rollout_id):
             trained = await self._trained(batch)
-        self._check_engines(rollout_id, trained.metrics)
+        checks.engines(rollout_id, trained.metrics, self.s.max_logprob_diff)
         self.step = trained.step
         for number, part in enumerate(steps, before + 1):
             self.saver.trained(number, rollout_id, list(trajectories(batch.samples[i] for i in part)))
@@ -343,34 +338,6 @@ class Phase:
                 )
             raise
 
-    def _check_engines(self, rollout_id: int, found: dict[str, float]) -> None:
-        """Raises EngineError, before the step is committed, when the engines compute another model than the trainer.
-        The difference is there only for tokens that the trainer's own weights wrote."""
-        bound = self.s.max_logprob_diff
-        mean = found.get("train_rollout_logprob_abs_diff")
-        if bound is not None and mean is not None and not mean <= bound and not math.isinf(bound):
-            most = found.get("train_rollout_logprob_abs_diff_max", math.nan)
-            raise EngineError(
-                f"rollout {rollout_id}: log-probabilities of engine and trainer differ by {mean:.2f} nats a token on"
-                f" average (--max-logprob-diff {bound:g}) and by {most:.2f} at most, so they compute different models;"
-                " the step is not committed",
-                "look for what only one of them was given: Megatron or --sglang- options by hand, quantisation; "
-                '"Numbers that differ" in docs/troubleshooting.md has a list. --max-logprob-diff NUMBER moves the'
-                " bound, inf takes it away",
-            )
-
-    def _steps(self, batch: Batch) -> list[list[int]]:
-        """Places of each optimizer step's samples in the batch."""
-        indices = batch.columns.sample_index_N.tolist()
-        steps = packing.split_steps(indices, self.s.num_steps_per_rollout or 1)
-        if not all(steps):
-            raise DataError(
-                f"{len(set(indices))} trajectories are left for --num-steps-per-rollout {len(steps)}",
-                f"slime trace ledger says why the others were dropped; with --drop-rollouts {batch.rollout_id} the same"
-                " command makes another batch",
-            )
-        return steps
-
     def _line(self, batch: Batch, step_before: int, trained: dict[str, float]) -> dict[str, Any]:
         publisher = self.publisher
         held = None if publisher is None or publisher.due(batch.rollout_id) else publisher.held
@@ -408,28 +375,10 @@ class Phase:
                 folder = layout.version(self.folder, self.step)
                 await asyncio.to_thread(lambda: self.users.written(folder, self.shared.engine_urls()))
         policy = self.s.in_flight
-        async with self._interrupted(policy):
-            await asyncio.to_thread(self.publisher.send, version, flush=policy != "pause")
-        self.collector.published(self.buffer.rollouts_of(self.publisher.held_step))
-
-    @contextlib.asynccontextmanager
-    async def _interrupted(self, policy: str) -> AsyncIterator[None]:
-        """Requests are finished, stand still or are cut off (``--in-flight``), and no new one is sent."""
-        urls = self.shared.engine_urls
-        what = Hold.CALLS if policy == "drain" else Hold.REQUESTS
         with self.span("pause"):
-            async with self.client.held(what):
-                if policy == "pause":
-                    try:
-                        await to_its_end(lambda: control.pause(urls(), "retract"))
-                        yield
-                    finally:
-                        await asyncio.to_thread(lambda: control.resume(urls()))
-                    return
-                if policy == "abort":
-                    await self.client.abort()
-                await self.client.idle(what)
-                yield
+            async with interrupted(self.client, policy, self.shared.engine_urls):
+                await asyncio.to_thread(self.publisher.send, version, flush=policy != "pause")
+        self.collector.published(self.buffer.rollouts_of(self.publisher.held_step))
 
     async def _evaluate(self) -> None:
         assert self.publisher is not None

@@ -1,9 +1,10 @@
 """Saves a phase's checkpoints, and commits the trajectories that each contains.
 :class:`slime_cli.loop.phase.Phase` owns it.
 
-Always in this order: a checkpoint is complete on disk, one transaction of the journal names it with the samples that it
-was trained on, older checkpoints go. With ``--async-save`` the first is written while training continues, and the
-others follow at the next :meth:`Saver.commit` that finds it done; one checkpoint at a time is under way.
+Always in this order: a checkpoint is complete on disk, one transaction of the journal names it with the trajectories
+that it was trained on, older checkpoints are removed. With ``--async-save`` the first is written while training
+continues, and the others follow at the next :meth:`Saver.commit` that finds it done; one checkpoint at a time is under
+way.
 """
 
 import contextlib

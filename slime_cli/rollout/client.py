@@ -1,8 +1,8 @@
 """Asks the router's engines for samples: bounded in flight, held back while weights change.
 
 One a run; generation, evaluation and users' functions (through :mod:`slime_cli.hooks`) share it. Invariants: no request
-is sent while the engines' weights change; whoever changes them knows that none is left, or that all stand still; a
-request that this run aborted is told from one that failed.
+is sent while the engines' weights change; whoever changes them knows that none is left, or that all stand still;
+requests that this run aborted are counted.
 """
 
 import asyncio
@@ -23,6 +23,24 @@ RETRIES = 20
 
 _in_call: contextvars.ContextVar[bool] = contextvars.ContextVar("in_call", default=False)
 """True inside a call of a user's generate function."""
+
+
+_ends: contextvars.ContextVar[Callable[[], bool]] = contextvars.ContextVar("ends", default=lambda: False)
+
+
+@contextlib.contextmanager
+def ending(ends: Callable[[], bool]) -> Iterator[None]:
+    """In this block, what is held back does not wait for the hold's end once ``ends`` says so: a request is answered as
+    one that was aborted at its first token, a call raises :class:`EndedError`."""
+    token = _ends.set(ends)
+    try:
+        yield
+    finally:
+        _ends.reset(token)
+
+
+class EndedError(Exception):
+    """A call that waited is not wanted any more."""
 
 
 class Hold(enum.Enum):
@@ -123,8 +141,10 @@ class RouterClient:
                 self._admission.tell()
 
     async def abort(self) -> None:
-        """Every request that the engines know ends soon, with the tokens that it has."""
+        """Every request that the engines know ends soon, with the tokens that it has; so does what waits, and is not
+        wanted any more."""
         self.aborts += 1
+        self._admission.tell()
         await asyncio.to_thread(self._abort)
 
     async def idle(self, what: Hold) -> None:
@@ -135,7 +155,10 @@ class RouterClient:
     @contextlib.asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
         """Around a call of a user's generate function, which may ask the engines in its own way."""
-        await self._admission.until(lambda: self._hold is Hold.NOTHING)
+        ends = _ends.get()
+        await self._admission.until(lambda: self._hold is Hold.NOTHING or ends())
+        if self._hold is not Hold.NOTHING:
+            raise EndedError
         self._calls += 1
         token = _in_call.set(True)
         try:
@@ -146,13 +169,18 @@ class RouterClient:
             self._ends.tell()
 
     @contextlib.asynccontextmanager
-    async def _request(self) -> AsyncIterator[None]:
-        inside = _in_call.get()
+    async def _request(self) -> AsyncIterator[bool]:
+        """False where it is not to be sent any more."""
+        inside, ends = _in_call.get(), _ends.get()
+
+        def admits() -> bool:
+            return self._hold is Hold.NOTHING or (inside and self._hold is Hold.CALLS)
+
         async with self.slots:
-            await self._admission.until(lambda: self._hold is Hold.NOTHING or (inside and self._hold is Hold.CALLS))
+            await self._admission.until(lambda: admits() or ends())
             self._requests += 1
             try:
-                yield
+                yield admits()
             finally:
                 self._requests -= 1
                 self._ends.tell()
@@ -188,7 +216,10 @@ class RouterClient:
 
     async def _asked_for(self, body: dict[str, Any], read: Callable[[aiohttp.ClientResponse], Any]) -> Any:
         problem = url = ""
-        async with self._request():
+        async with self._request() as admitted:
+            if not admitted:
+                self.aborts += 1
+                return [_ended() for _ in range(body["sampling_params"].get("n") or 1)]
             for attempt in range(RETRIES):
                 with self._least_asked() as url:
                     try:
@@ -228,6 +259,12 @@ class RouterClient:
             yield url
         finally:
             self._asked[url] -= 1
+
+
+def _ended() -> dict[str, Any]:
+    """The answer to a request that is not sent any more."""
+    meta = {"finish_reason": {"type": "abort"}, "completion_tokens": 0, "output_token_logprobs": []}
+    return {"text": "", "output_ids": [], "meta_info": meta}
 
 
 def _own_part(piece: dict[str, Any], done: int) -> dict[str, Any]:

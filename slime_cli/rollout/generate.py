@@ -24,7 +24,7 @@ from slime_cli.hooks.evidence import NOTHING, Evidence
 from slime_cli.hooks.lending import copied
 from slime_cli.rollout import turns
 from slime_cli.rollout.boundary import Boundary
-from slime_cli.rollout.client import RouterClient
+from slime_cli.rollout.client import EndedError, RouterClient, ending
 from slime_cli.rollout.concurrent import side_by_side
 from slime_cli.rollout.failures import Failure, Failures
 from slime_cli.rollout.teacher import Teacher
@@ -73,7 +73,7 @@ class Answers:
 
 
 def _nothing_said(samples: list[Sample]) -> None:
-    """Nobody keeps samples whose reward is still to come."""
+    """Does nothing with samples whose reward is still to come."""
 
 
 def shortened(params: dict[str, Any], together: int | None, prompt: int) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Generator:
         ``generated`` is told of samples that lack nothing but the reward."""
         training = params is None
         out = Answers([], {}, [])
-        with self.span("generate", group=group.index):
+        with self.span("generate", group=group.index), ending(ends):
             made = await self._generated(group, params, out, ends)
         if not made and not out.unfinished and self._engines_failed(out):
             await asyncio.to_thread(self.client.alive)  # raises when the engines are gone
@@ -310,17 +310,14 @@ class Generator:
         given = copied(leased)
         if not given.response_length:
             given.tokens = list(prompt_tokens)
-        optional = hooks.accepted(self.custom, evaluation=evaluation)
-        async with self.client.call():
-            before = self.client.aborts
-            try:
-                with hooks_client.through(Lent(self.client, self.evidence(not evaluation))):
-                    result = await hooks.awaited(self.custom(self.args, given, dict(params), **optional))
-            except (Exception, SystemExit, asyncio.CancelledError) as error:
-                task = asyncio.current_task()
-                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # the run ends; a cancellation of the function's own is its failure
-                return Failure("generation_error", raised.sentence(error), raised.trace(error))
+        try:
+            async with self.client.call():
+                before = self.client.aborts
+                result = await self._result(given, params, evaluation)
+        except EndedError:
+            return Interrupted(leased)
+        if isinstance(result, Failure):
+            return result
         try:
             made = hooks.siblings(self.custom_place, leased, result)
         except (ValueError, TypeError, RuntimeError) as error:  # a tensor's truth, a value that holds itself
@@ -331,3 +328,16 @@ class Generator:
             if sample.status is Status.PENDING:
                 sample.status = Status.COMPLETED
         return made
+
+    async def _result(self, given: Sample, params: dict[str, Any], evaluation: bool) -> Any:
+        """The function's own answer, or the Failure of what it raised."""
+        assert self.custom is not None
+        optional = hooks.accepted(self.custom, evaluation=evaluation)
+        try:
+            with hooks_client.through(Lent(self.client, self.evidence(not evaluation))):
+                return await hooks.awaited(self.custom(self.args, given, dict(params), **optional))
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the run ends; a cancellation of the function's own is its failure
+            return Failure("generation_error", raised.sentence(error), raised.trace(error))

@@ -112,8 +112,8 @@ def append(asking: Asking, sample: Sample, pieces: list[Answer]) -> None:
 
 
 def _join(asking: Asking, sample: Sample, begun: int, text_before: str) -> None:
-    """Puts right what two answers don't say of their seam: a character whose bytes lie in both, a stop text that begins
-    in one and ends in the other, which no engine saw."""
+    """Repairs the text where two answers meet: a character whose bytes lie in both, and a stop text that begins in one
+    and ends in the other, which no engine saw."""
     if asking.decode is None:
         return
     response = sample.tokens[len(sample.tokens) - sample.response_length :]

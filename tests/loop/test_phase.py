@@ -16,7 +16,7 @@ from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.types import Fate, PromptRow
 from slime_cli.cluster.learner import Trained
 from slime_cli.errors import DataError, EngineError
-from slime_cli.loop import opening, resuming
+from slime_cli.loop import checks, opening, resuming
 from slime_cli.loop import phase as phase_module
 from slime_cli.loop.phase import Phase
 from slime_cli.loop.publishing import Timetable
@@ -228,9 +228,9 @@ async def test_log_probabilities_that_are_no_numbers_are_no_agreement(opening_of
 )
 async def test_without_a_bound_or_a_figure_nothing_is_compared(opening_of, found):
     async with opening_of() as phase:
-        phase._check_engines(0, found)  # this phase has a generate function of its own
-    async with opening_of(max_logprob_diff=float("inf") if found else 0.5) as phase:
-        phase._check_engines(0, found)
+        assert phase.s.max_logprob_diff is None, "this phase has a generate function of its own"
+    checks.engines(0, found, None)
+    checks.engines(0, found, float("inf") if found else 0.5)
 
 
 @pytest.mark.parametrize("moment", ["publish", "append_line"])

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from slime_cli.errors import EngineError
-from slime_cli.rollout.client import Hold, RouterClient
+from slime_cli.rollout.client import EndedError, Hold, RouterClient, ending
 
 
 def answer(ids=(7, 8), **meta):
@@ -143,6 +143,40 @@ async def test_a_cancelled_request_is_not_waited_for():
             task.cancel()
             await asyncio.wait_for(client.idle(Hold.REQUESTS), 5)
         engine.go.set()
+
+
+async def test_what_waits_and_is_not_wanted_any_more_ends_with_the_hold_s_abort():
+    """A rollout that has enough: requests that waited for a slot or for the hold, and a user's call, end at once."""
+    engine, wanted = Slow(), [True]
+    async with served(engine) as (client, _):
+        client.slots = asyncio.Semaphore(1)
+
+        async def ask(**params):
+            with ending(lambda: not wanted[0]):
+                return await client.generate({"sampling_params": params})
+
+        async def call():
+            with ending(lambda: not wanted[0]):
+                async with client.call():
+                    raise AssertionError("it is not wanted")
+
+        sent, waits = asyncio.create_task(ask()), asyncio.create_task(ask(n=2))
+        await settle()
+        async with client.held(Hold.REQUESTS):
+            later, called = asyncio.create_task(ask()), asyncio.create_task(call())
+            beside = asyncio.create_task(client.generate({"sampling_params": {}}))  # an evaluation's: it waits
+            await settle()
+            assert engine.arrived == 1 and not waits.done() and not later.done() and not called.done()
+            wanted[0] = False
+            await client.abort()
+            engine.go.set()  # as an engine ends what it was sent
+            found = [await asyncio.wait_for(one, 5) for one in (sent, waits, later)]
+            with pytest.raises(EndedError):
+                await asyncio.wait_for(called, 5)
+            assert engine.arrived == 1 and not beside.done()
+        await asyncio.wait_for(beside, 5)
+    assert [len(answers) for answers in found] == [1, 2, 1] and engine.arrived == 2
+    assert all(one["output_ids"] == [] and one["meta_info"]["finish_reason"] == {"type": "abort"} for one in found[1])
 
 
 async def test_who_holds_second_waits_for_the_first_and_the_end_of_the_one_does_not_end_the_other():

@@ -9,6 +9,7 @@
 
 import asyncio
 import base64
+import dataclasses
 import types
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 from slime_cli.buffer.types import Sample, Span, Status
 from slime_cli.errors import EngineError
 from slime_cli.hooks.evidence import Evidence
-from slime_cli.rollout import turns
+from slime_cli.rollout import client, turns
 from slime_cli.rollout.turns import Asking
 
 PROMPT = [1, 2, 3]
@@ -207,3 +208,13 @@ def test_chosen_experts_of_an_earlier_request_stay():
         turns.append(asking, sample, [engine._piece(4, "s", "stop")])
     with pytest.raises(EngineError, match="36 chosen experts for 9 tokens"):
         turns.append(asking, sample, [routed(engine._piece(4, "s", "stop"), second)])
+
+
+def test_an_answer_that_was_never_asked_for_leaves_the_sample_as_it_was():
+    """The rollout had enough before the request was sent: no token, and no experts or tokens that top-p left."""
+    asking = Asking(types.SimpleNamespace(streams=False, aborts=1), PROMPT, {"max_new_tokens": 20, "top_k": 4})
+    asking = dataclasses.replace(asking, evidence=Evidence(top_p_replay=True, experts_shape=SHAPE))
+    sample = Sample(0, 0)
+    turns.append(asking, sample, [client._ended()])
+    sample.check()
+    assert (sample.status, sample.response_length, sample.spans, sample.weight_versions) == (Status.ABORTED, 0, [], [])

@@ -22,5 +22,5 @@ class Data:
         "allowed as control tokens.",
     )
     on_bad_row: Literal["fail", "skip"] = option(
-        "fail", "Whether a row that cannot be used ends the run or is counted and passed over.", resume="free"
+        "fail", "A row that cannot be used ends the run, or is counted and passed over.", resume="free"
     )

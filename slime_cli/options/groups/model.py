@@ -21,7 +21,7 @@ class Model:
     )
     on_damaged_checkpoint: Literal["fail", "rollback"] = option(
         "fail",
-        "What a resume does when its newest checkpoint is damaged: it ends, or goes back to the newest whole one.",
+        "A resume whose newest checkpoint is damaged ends, or goes back to the newest whole one.",
         resume="free",
     )
     ref_load: str | None = option(None, "Checkpoint of the reference model; also the start when --load holds none yet.")

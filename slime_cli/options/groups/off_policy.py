@@ -96,7 +96,7 @@ class OffPolicy:
     opd_kl_coef: float = option(1.0, "Weight of that gap.", bounds=AT_LEAST_0, needs=given("use_opd"))
     opd_type: Literal["sglang", "megatron"] | None = option(
         None,
-        "What the teacher is: an SGLang endpoint, or weights in Megatron; follows from which of the two is given.",
+        "The kind of teacher: an SGLang endpoint, or weights in Megatron; follows from which of the two is given.",
         needs=given("use_opd"),
     )
     opd_teacher_load: str | None = option(

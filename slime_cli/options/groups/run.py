@@ -12,7 +12,7 @@ class Run:
     run_dir: str | None = option(
         None, "Folder of the run: run.json, journal, rollouts, metrics, trace.", commands=EITHER, resume="free"
     )
-    trace: Literal["on", "off"] = option("on", "Whether spans are recorded.", resume="free")
+    trace: Literal["on", "off"] = option("on", "Record spans.", resume="free")
     keep_rollouts: int | None = option(
         None, "Rollout folders to keep, the newest; all when not given.", bounds=AT_LEAST_1, resume="free"
     )

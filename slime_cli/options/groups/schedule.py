@@ -1,4 +1,4 @@
-"""When the next rollout is generated, and when its weights are sent: beside training or after it."""
+"""Options for when the next rollout is generated and its weights are sent: beside training or after it."""
 
 from typing import Literal
 
@@ -16,13 +16,13 @@ class Schedule:
     )
     max_staleness: int | None = option(
         None,
-        "Rollouts that the weights which wrote a token may be behind those that are trained on it; 1, without a bound "
-        "with --schedule sync.",
+        "Rollouts by which the weights that wrote a token may be older than those that are trained on it; 1, and no "
+        "bound with --schedule sync.",
         bounds=AT_LEAST_0,
     )
     in_flight: Literal["drain", "pause", "abort"] = option(
         "drain",
-        "What becomes of requests under way when new weights arrive: they are finished first, paused and continued "
+        "Requests under way when new weights arrive: they are finished first, paused and continued "
         "with the new weights, or aborted and continued later.",
         needs=having("schedule", "one-step-off", "async"),
     )
