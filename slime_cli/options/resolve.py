@@ -135,7 +135,7 @@ def _lay_custom(build: "_Build", flags: Layer, warnings: list[str]) -> dict[str,
 
 
 def args_namespace(resolved: Resolved) -> types.SimpleNamespace:
-    """The ``args`` of users' functions: every option of slime's by dest, Megatron's that are set, and a file's values."""
+    """The ``args`` of users' functions: options of slime's by dest, Megatron's that are set, a file's values."""
     return types.SimpleNamespace(**resolved.megatron | vars(resolved.slime) | resolved.custom)
 
 
