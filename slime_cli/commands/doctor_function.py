@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from slime_cli.buffer.types import Group, PromptRow, Sample, Status
+from slime_cli.commands import doctor_trainer_functions
 from slime_cli.errors import SlimeError, UsageError
 from slime_cli.findings import Finding
 from slime_cli.hooks import batches, columns, kinds, raised, rollouts, text
@@ -321,69 +322,6 @@ def weight_post_write(hook: Hook, args: Args) -> Said:
     yield "was given a folder, and left it as it was"
 
 
-# -- trainer ranks -----------------------------------------------------------------------------------------------------
-
-
-def of_trainer(hook: Hook, args: Args) -> Said:
-    yield "its signature fits; a trainer rank calls it, so its answer is checked when a phase runs"
-
-
-def advantage(hook: Hook, args: Args) -> Said:
-    import numpy as np
-
-    from slime_cli.training.algorithm import user_weights
-
-    shape, _ = _shape()
-    data = {"rewards": np.array([1.0, 0.0]), "group_index": np.array([0, 0]), "sample_index": np.array([0, 1])}
-    data |= {"response_lengths": shape.response_lengths_N, "loss_mask": shape.mask_R, "kl": None, "values": None}
-    data["rollout_log_probs"] = np.linspace(-1.5, -0.2, 5)
-    advantages_R, _ = user_weights.advantages(hook, args, shape, data)
-    yield f"advantages of 5 tokens of 2 samples: {np.round(advantages_R, 3).tolist()}"
-
-
-def tis(hook: Hook, args: Args) -> Said:
-    import numpy as np
-
-    from slime_cli.training.algorithm import user_weights
-
-    shape, lengths_N = _shape()
-    old_R, rollout_R = np.linspace(-1, -0.1, 5), np.linspace(-1.5, -0.2, 5)
-    weights_R, metrics = user_weights.importance(hook, args, lengths_N, old_R, rollout_R, shape)
-    named = ", ".join(metrics) or "none"
-    yield f"weights of 5 tokens of 2 samples: {np.round(weights_R, 3).tolist()}; metrics: {named}"
-
-
-def pg_loss_reducer(hook: Hook, args: Args) -> Said:
-    import numpy as np
-
-    from slime_cli.training.algorithm import user_weights
-
-    shape, lengths_N = _shape()
-    weights_R = user_weights.reduction(hook, lengths_N, shape.response_lengths_N, shape.mask_R, False)
-    yield f"weights of 5 tokens of 2 samples: {np.round(weights_R, 3).tolist()}"
-
-
-def data_postprocess(hook: Hook, args: Args) -> Said:
-    import numpy as np
-
-    from slime_cli.training.algorithm import user_weights
-
-    shape, lengths_N = _shape()
-    numbers = {"rewards": np.array([1.0, 0.0]), "total_lengths": lengths_N, "truncated": np.array([0, 0])}
-    numbers |= {"sample_indices": np.array([0, 1]), "group_indices": np.array([0, 0])}
-    log_probs = {"log_probs": np.linspace(-1, -0.1, 5), "rollout_log_probs": np.linspace(-1.5, -0.2, 5)}
-    mask_R = user_weights.masks(hook, args, 0, shape.mask_R, shape.response_lengths_N, log_probs, numbers)
-    yield f"of {int(shape.mask_R.sum())} trained tokens, {int(mask_R.sum())} are still trained"
-
-
-def _shape() -> tuple[Any, Any]:
-    import numpy as np
-
-    from slime_cli.training.algorithm.advantages import Shape
-
-    return Shape(np.array([3, 2]), np.array([True, False, True, True, True])), np.array([5, 4])
-
-
 CONTRACTS: dict[str, Callable[[Hook, Args], Said]] = {
     "generate": generate,
     "reward": reward,
@@ -401,13 +339,5 @@ CONTRACTS: dict[str, Callable[[Hook, Args], Said]] = {
     "rollout_log": rollout_log,
     "eval_log": eval_log,
     "weight_post_write": weight_post_write,
-    "tis": tis,
-    "pg_loss_reducer": pg_loss_reducer,
-    "data_postprocess": data_postprocess,
-    "loss": of_trainer,
-    "advantage": advantage,
-    "model_provider": of_trainer,
-    "megatron_init": of_trainer,
-    "before_log_prob": of_trainer,
-    "before_train_step": of_trainer,
+    **doctor_trainer_functions.CONTRACTS,
 }

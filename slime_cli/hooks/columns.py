@@ -97,7 +97,7 @@ def _sample(hook: Hook, base: Sample, data: dict[str, list[Any]], row: int) -> S
 
 
 def _compare(hook: Hook, data: dict[str, list[Any]], made: list[Sample]) -> None:
-    """What the columns say besides is so."""
+    """Checks that the other columns agree with the samples."""
     trained = collections.Counter()
     for sample in made:
         trained[sample.index] += sum(sample.effective_mask())

@@ -16,5 +16,5 @@ async def reward_func(args: Args, sample: Sample, **more: Any) -> float:
 
 
 def post_process_rewards(args: Args, samples: list[Sample]) -> tuple[list[float], list[float]]:
-    """What each sample was given, for the record, and 0 to train on."""
+    """The reward that each sample was given, for the record, and 0 to train on."""
     return [sample.reward_value(args.reward_key) for sample in samples], [0.0] * len(samples)

@@ -1,7 +1,8 @@
 """Evidence of an answer beside the log-probabilities: the tokens that top-p left, the experts that routers chose.
 
 The options ask for it (``--use-top-p-replay``, ``--use-rollout-routing-replay``), and both slime's own generation and
-the client of users' functions request it and keep it here. Torch-free.
+the client of users' functions request it and keep it here. Loads no library of arrays before there is evidence: a dry
+run imports this.
 """
 
 import base64
@@ -11,7 +12,6 @@ from typing import Any
 
 from slime_cli.buffer.types import Sample
 from slime_cli.errors import EngineError
-from slime_cli.hooks import nucleus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +25,16 @@ class Evidence:
 
     def request(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a request with these sampling parameters."""
+        from slime_cli.hooks import nucleus
+
         asked: dict[str, Any] = nucleus.request(params["top_k"]) if self._cuts(params) else {}
         return asked | ({"return_routed_experts": True} if self.experts_shape else {})
 
     def keep(self, sample: Sample, answer: Mapping[str, Any], params: Mapping[str, Any]) -> None:
         """Puts what ``answer`` tells into ``sample``, which has its tokens already; nothing where it was aborted before
         its first token. Raises EngineError when it tells less than was asked for."""
+        from slime_cli.hooks import nucleus
+
         if not answer["output_ids"]:
             return
         if self._cuts(params):

@@ -34,7 +34,7 @@ CHECKPOINTS = "checkpoints"
 EVALUATIONS = "eval"
 TENSORBOARD = "tensorboard"
 WANDB = "wandb"
-"""What W&B calls its folder."""
+"""W&B's name for its folder."""
 
 MANIFEST = "manifest.json"
 """In the folder of a rollout or of a version, written last: the folder is complete when it is there."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from slime_cli.options.spec import Option
 
 Resume = Literal["same", "free"]
-"""Whether a resumed run may have another value: no, because what was trained so far would not be what it says; or
+"""May a resumed run have another value? no, because what was trained so far would not be what it says; or
 yes."""
 EITHER = ("train", "serve-rollout")
 """Commands of an option that both of them read."""
