@@ -1,5 +1,4 @@
-"""Writes and shows the result of a finished run: summary.json, a table, the reward as a plot in the terminal and as
-PNG.
+"""What a finished run leaves and shows: summary.json, a table, the reward as a plot in the terminal and as PNG.
 
 ``slime train`` calls :func:`summarize` with what each phase came to, then :func:`show`; on a run that is finished
 already only the latter.
@@ -25,7 +24,7 @@ _WORST = "train/train_rollout_logprob_abs_diff_max"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseResult:
-    """The result of a finished phase, over all its attempts."""
+    """What a finished phase came to, in all its attempts."""
 
     name: str
     policy: bool
@@ -38,7 +37,7 @@ class PhaseResult:
     evaluations: Sequence[dict[str, Any]] = ()
     """The objects of ``eval/STEP.json``, by step."""
     proofs: Sequence[Proof] = ()
-    """The proof of each engine for ``weight_version``."""
+    """What each engine showed for ``weight_version``."""
 
 
 def summarize(
