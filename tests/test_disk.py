@@ -266,6 +266,10 @@ def test_the_room_of_a_run_follows_from_the_model(tmp_path):
         "2 + 1 published versions": 3 * parameters * 4,
         "2 exports": 2 * parameters * 4,
     }
+    near = str(tmp_path / "near")
+    delta = resolve([*words.split(), "--update-weight-mode", "delta", "--update-weight-local-checkpoint-dir", near])
+    needs = {what: (str(where), size) for where, what, size in targets.room("train", delta, tmp_path, tmp_path, CONFIG)}
+    assert needs["2 copies of the newest version"] == (near, 2 * parameters * 4)
 
 
 def test_an_export_of_spans_into_no_folder_is_refused(tmp_path, capsys):

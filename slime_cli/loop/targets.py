@@ -85,6 +85,10 @@ def room(
         needs.append(
             (folder / layout.WEIGHTS, f"{KEEP_WEIGHTS} + 1 published versions", (KEEP_WEIGHTS + 1) * published)
         )
+        copies = 2 if s.update_weight_mode == "delta" else 1 if s.update_weight_local_checkpoint_dir else 0
+        if copies:  # what engines load, and with deltas what the ranks compare with
+            near = pathlib.Path(s.update_weight_local_checkpoint_dir or folder / layout.WEIGHTS)
+            needs.append((near, f"{copies} copies of the newest version", copies * published))
     if s.save_hf:
         count = max(1, (s.num_rollout or 1) // (s.save_interval or 1)) if "{" in s.save_hf else 1
         needs.append((exports(s), f"{count} exports", count * published))
