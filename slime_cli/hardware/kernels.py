@@ -50,7 +50,7 @@ def here() -> torch.device:
 
 
 def generator(device: torch.device) -> torch.Generator:
-    """Of trials: the process's own random numbers stay as they are."""
+    """A generator for trials: the process's own random numbers stay as they are."""
     return torch.Generator(device).manual_seed(0)
 
 

@@ -20,7 +20,7 @@ from slime_cli.errors import DataError
 
 T = TypeVar("T", bound=msgspec.Struct)
 POINTER = "Git LFS pointer, not the file (git lfs pull)"
-"""What stands in a file's place in a clone without Git LFS."""
+"""The first bytes of a file that stands for another in a clone without Git LFS."""
 
 
 def fsync_folder(folder: str | os.PathLike) -> None:

@@ -28,7 +28,7 @@ def any_in(path: str | os.PathLike) -> bool:
 
 
 def damage(checkpoint: str | os.PathLike) -> str:
-    """What is wrong with a checkpoint folder; an empty string when it is whole."""
+    """The damage of a checkpoint folder; an empty string when it is whole."""
     path = pathlib.Path(checkpoint)
     if not (path / layout.CHECKPOINT).is_file():
         return (
@@ -97,7 +97,7 @@ def _of_step(path: pathlib.Path, step: int, option: str) -> pathlib.Path:
 
 
 def _tracker_differs(root: pathlib.Path, taken: pathlib.Path, option: str) -> str:
-    """What to say when Megatron's tracker file does not name the checkpoint that is taken; an empty string when it
+    """The warning when Megatron's tracker file does not name the checkpoint that is taken; an empty string when it
     does."""
     try:
         text = (root / TRACKER).read_text(errors="replace").strip()

@@ -34,7 +34,7 @@ CHECKPOINTS = "checkpoints"
 EVALUATIONS = "eval"
 TENSORBOARD = "tensorboard"
 WANDB = "wandb"
-"""What W&B calls its folder."""
+"""W&B's name for its folder."""
 
 MANIFEST = "manifest.json"
 """In the folder of a rollout or of a version, written last: the folder is complete when it is there."""
@@ -54,7 +54,7 @@ _CHECKPOINT = re.compile(r"iter_(\d+)", re.ASCII)
 
 
 def _numbered(folder: pathlib.Path, pattern: re.Pattern[str]) -> list[pathlib.Path]:
-    """What lies in ``folder`` under a name with a number, by number: names sort wrongly once the digits overflow."""
+    """Entries of ``folder`` whose name has a number, by number: names sort wrongly once the digits overflow."""
     paths = folder.iterdir() if folder.is_dir() else ()
     found = [(int(match[1]), path) for path in paths if (match := pattern.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
@@ -97,7 +97,7 @@ def checkpoints(root: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def version_name(step: int) -> str:
-    """What engines call the weights after optimizer step ``step``, and the folder of the published version."""
+    """The name of the weights after optimizer step ``step``, for engines and for the folder of the version."""
     return f"v{step:06d}"
 
 

@@ -70,9 +70,8 @@ class Refused(Exception):
 
 
 def check(folder: pathlib.Path, *, own: bool = False) -> None:
-    """Raises DataError for a torch_dist folder with a pickle that names something else, or of another form. ``own``:
-    a run resumes from what it saved itself, FP8 state of Transformer Engine included, which cannot be looked
-    through.
+    """Raises DataError for a torch_dist folder with a pickle that names something else, or of another form. ``own``: a
+    run resumes from what it saved itself, FP8 state of Transformer Engine included, which cannot be looked through.
     """
     place = folder
     try:
@@ -142,7 +141,7 @@ def _check_object(key: str, data: bytes, own: bool) -> None:
 
 
 def _check_archive(data: bytes) -> zipfile.ZipFile:
-    """What ``torch.save`` writes, with a good pickle in it."""
+    """True for a file as ``torch.save`` writes it, with a safe pickle in it."""
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
         names = archive.namelist()
@@ -214,7 +213,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _stand_ins(file: io.BytesIO) -> Any:
-    """What the pickle makes, of stand-ins."""
+    """The object of the pickle, built of stand-ins."""
     try:
         return _Unpickler(file).load()
     except Refused:

@@ -1,4 +1,4 @@
-"""What was shown about the weights of an engine after a version was sent to it. Torch-free.
+"""Proof that an engine holds the version that was sent to it. Torch-free.
 
 Made by whoever verifies a version (``slime sync``, the loop's publisher); read by the report of a run.
 """
@@ -18,7 +18,7 @@ SHOWN: dict[Kind, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """What was shown about one engine."""
+    """The proof of one engine."""
 
     url: str
     version: str
@@ -28,8 +28,8 @@ class Proof:
 
 
 def verified(proofs: Sequence[Proof]) -> bool | str | None:
-    """What holds for all engines: True where each was compared with what was published, "agreement" where some were
-    compared with one another only, None where nothing but the version's name was shown."""
+    """The result for all engines together: True where each was compared with what was published, "agreement" where some
+    were compared with one another only, None where nothing but the version's name was shown."""
     kinds = {proof.kind for proof in proofs}
     if kinds == {"checksum"}:
         return True

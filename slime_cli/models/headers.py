@@ -1,6 +1,4 @@
-"""What the safetensors files of an HF folder hold, from their headers and their index: no tensor is read.
-Torch-free.
-"""
+"""Tensors of the safetensors files of an HF folder, by headers and index: no tensor is read. Torch-free."""
 
 import dataclasses
 import json

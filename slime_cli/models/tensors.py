@@ -19,9 +19,7 @@ Tensors = dict[str, Shape]
 
 
 def required(config: Config) -> Tensors | None:
-    """Name -> shape; None for an architecture that is not known here. Raises DataError for a config that lacks a
-    field.
-    """
+    """Name -> shape; None for an architecture that is not known here. DataError for a config that lacks a field."""
     layer = LAYERS.get((config.get("architectures") or ["?"])[0])
     if layer is None:
         return None
@@ -68,8 +66,8 @@ def _norms(c: Config) -> Named:
 
 
 def _attention(c: Config, *, bias: bool = False, out_bias: bool = False, norms: str = "", gate: int = 1) -> Named:
-    """Grouped-query attention. ``norms``: of queries and keys, each "head" or all "heads" in one; ``gate`` 2:
-    queries have one.
+    """Grouped-query attention. ``norms``: of queries and keys, each "head" or all "heads" in one; ``gate`` 2: queries
+    have one.
     """
     hidden = c["hidden_size"]
     heads = need(c, "num_attention_heads")
@@ -249,6 +247,6 @@ LAYERS: dict[str, Callable[[Config, int], Named]] = {
     "KimiK2ForCausalLM": _deepseek_v3,
     "MiniMaxM2ForCausalLM": _minimax_m2,
 }
-"""HF architecture -> the tensors of one of its layers. Those of :data:`slime_cli.models.families.FAMILIES`, a test
-sees to it.
+"""HF architecture -> the tensors of one of its layers. Those of :data:`slime_cli.models.families.FAMILIES`, a test sees
+to it.
 """

@@ -1,8 +1,8 @@
 """From text to token ids. Invariants: only what the template (or the tokenizer) wrote becomes a control token, and
 there is one beginning-of-sequence token at most. Callers: :mod:`slime_cli.rollout.chat`, :mod:`slime_cli.hooks`.
 
-A control token is one that the tokenizer marks as special, or whose text has the form ``<|...|>``. Its text in a
-row's own strings is marked before the template sees them: a noncharacter goes after its first character
+A control token is one that the tokenizer marks as special, or whose text has the form ``<|...|>``. Its text in a row's
+own strings is marked before the template sees them: a noncharacter goes after its first character
 (:meth:`Tokens.mark`), so the template renders the row as ever, and what matches a control token afterwards is the
 template's. Such a text is encoded by a copy of the tokenizer in which the control tokens have names that no text can
 hold; rows without a mark take the tokenizer itself."""

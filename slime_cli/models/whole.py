@@ -131,9 +131,7 @@ IDS = "token ids"
 
 
 def check_tokenizer(folder: pathlib.Path) -> Finding:
-    """It is there, and the embedding has a row for each of its ids: an id beyond them ends the engine that is sent
-    it.
-    """
+    """It is there, and the embedding has a row for each of its ids: an id beyond them ends the engine that gets it."""
     name = "tokenizer"
     others = [file for file in ("tokenizer.model", "tiktoken.model", "vocab.json") if (folder / file).is_file()]
     if others and not (folder / "tokenizer.json").exists():

@@ -106,7 +106,7 @@ class _Account:
         self.calls: collections.Counter[str] = collections.Counter()
 
     def add(self, spans: Sequence[TraceSpan], window: Interval) -> dict[str, float]:
-        """What each name owns of the window."""
+        """Seconds of the window by name."""
         owned = attribute(spans, window)
         for name, value in owned.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + value
@@ -115,7 +115,7 @@ class _Account:
 
 
 class _Rank0:
-    """What the trainer's rank 0 did directly in each of its ``train`` spans, which are one after another."""
+    """Spans directly inside each ``train`` span of the trainer's rank 0; ``train`` spans follow one another."""
 
     def __init__(self, spans: Sequence[TraceSpan]) -> None:
         self.children = _by_parent(spans)

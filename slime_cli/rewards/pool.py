@@ -4,9 +4,9 @@ Parent side: :class:`WorkerPool`, used by :class:`slime_cli.rewards.rewards.Rewa
 :mod:`.pool_child`, a fresh interpreter (never a fork, since the owner has threads), which speaks :mod:`.pool_messages`
 on its stdin and stdout.
 
-Invariants: every submitted job gets exactly one outcome, in bounded time; results are sent one by one, so when a
-worker stops answering its culprit is known (jobs that ran side by side are tried again one at a time to find it); no
-worker outlives the thread that started it (PR_SET_PDEATHSIG) or the pool.
+Invariants: every submitted job gets exactly one outcome, in bounded time; results are sent one by one, so when a worker
+stops answering its culprit is known (jobs that ran side by side are tried again one at a time to find it); no worker
+outlives the thread that started it (PR_SET_PDEATHSIG) or the pool.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ CLOSED = RewardFailure("error", "the reward pool was closed before this sample w
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """What a worker is asked to run."""
+    """A task of a worker."""
 
     kind: str
     """``grade`` (built-in), ``reward`` or ``group_reward`` (a user's function)."""

@@ -1,4 +1,4 @@
-"""What a reward pool and its workers send each other: a 4-byte length and a pickle."""
+"""Messages between a reward pool and its workers: a 4-byte length and a pickle."""
 
 import pickle
 import struct

@@ -45,7 +45,7 @@ class SandboxError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What came of a program."""
+    """The result of a program."""
 
     ended: str
     """``exit``, ``signal`` or ``time``."""
@@ -127,7 +127,7 @@ exec(compile(open(child).read(), child, "exec"))
 
 
 def readable() -> list[str]:
-    """What Python and its libraries need of the file system."""
+    """Folders and files that Python and its libraries need."""
     found = ["/usr", "/lib", "/lib64", "/etc/ld.so.cache", sys.base_prefix, sys.prefix]
     return [os.path.realpath(path) for path in dict.fromkeys(found) if os.path.isdir(path)]
 
@@ -199,5 +199,5 @@ def read_all(descriptor: int) -> str:
 
 
 def missing_here() -> list[str]:
-    """What sandboxes of this machine lack, each with the reason: for ``slime doctor``."""
+    """Protections that sandboxes of this machine lack, each with the reason: for ``slime doctor``."""
     return run("pass", seconds=10.0, until=time.monotonic() + 60).missing

@@ -96,7 +96,7 @@ def checked(value: int) -> int:
 
 
 def isolated(order: dict[str, Any]) -> list[str]:
-    """What could not be taken away, each with the reason."""
+    """Rights that could not be removed, each with the reason."""
     missing: list[str] = []
 
     @contextlib.contextmanager

@@ -61,7 +61,7 @@ def sentence(ledger: Ledger, holds: bool) -> str:
 
 
 def rollbacks(phase: str, ledger: Ledger) -> list[str]:
-    """What commits no longer stand, why, and what became of their samples; a line each."""
+    """One line for each rollback: which commits no longer hold, why, and what happened to their samples."""
     where = f"phase {phase}: " if phase else ""
     return [
         f"{where}rolled back from step {r.from_step} to {r.to_step} on"
@@ -72,7 +72,7 @@ def rollbacks(phase: str, ledger: Ledger) -> list[str]:
 
 
 def problems(phase: str, ledger: Ledger) -> list[str]:
-    """What does not add up, in words; [] when the ledger balances."""
+    """The sums that do not add up, in words; [] when the ledger balances."""
     where = f"phase {phase}: " if phase else ""
     placed = ledger.trained + sum(ledger.dropped.values()) + sum(ledger.in_flight.values())
     found = []

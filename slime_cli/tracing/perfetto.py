@@ -111,7 +111,7 @@ def events(spans: Sequence[TraceSpan]) -> list[dict[str, Any]]:
 
 
 def _ids(span: TraceSpan) -> dict[str, Any]:
-    """What the span is about, as far as that is known."""
+    """The sample, group or rollout of the span, where it is known."""
     fields = ("phase", "rollout", "group", "sample", "id", "parent")
     return {name: value for name in fields if (value := getattr(span, name)) is not None}
 

@@ -1,4 +1,5 @@
-"""What a finished run leaves and shows: summary.json, a table, the reward as a plot in the terminal and as PNG.
+"""Writes and shows the result of a finished run: summary.json, a table, the reward as a plot in the terminal and as
+PNG.
 
 ``slime train`` calls :func:`summarize` with what each phase came to, then :func:`show`; on a run that is finished
 already only the latter.
@@ -24,7 +25,7 @@ _WORST = "train/train_rollout_logprob_abs_diff_max"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseResult:
-    """What a finished phase came to, in all its attempts."""
+    """The result of a finished phase, over all its attempts."""
 
     name: str
     policy: bool
@@ -37,7 +38,7 @@ class PhaseResult:
     evaluations: Sequence[dict[str, Any]] = ()
     """The objects of ``eval/STEP.json``, by step."""
     proofs: Sequence[Proof] = ()
-    """What each engine showed for ``weight_version``."""
+    """The proof of each engine for ``weight_version``."""
 
 
 def summarize(

@@ -56,7 +56,7 @@ class TraceSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Within(NamedTuple):
-    """What the running code is part of."""
+    """The phase, rollout and samples that the running code belongs to."""
 
     span: int | None = None
     phase: str | None = None
@@ -193,7 +193,7 @@ def _inside(
     group: int | None,
     sample: int | None,
 ) -> _Within:
-    """What is not said is as outside."""
+    """Values that are not given are those of the block around."""
     return _Within(
         outer.span if span is None else span,
         outer.phase if phase is None else phase,

@@ -1,4 +1,4 @@
-r"""What the graders share: the label, and which part of a response is the answer.
+r"""Parts that the graders share: the label, and the part of a response that is the answer.
 
 Every function reads its text once, so that a response of any kind costs time in proportion to its length.
 """
@@ -55,7 +55,7 @@ def all_boxed(text: str) -> str | None:
 
 
 def after_thinking(text: str) -> str:
-    """What follows the last ``</think>``; everything when there is none."""
+    """The text after the last ``</think>``; everything when there is none."""
     return text.rpartition("</think>")[2]
 
 

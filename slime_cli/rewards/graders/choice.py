@@ -92,7 +92,7 @@ class Options:
         )
 
     def read(self, clause: str) -> str | None:
-        """What a clause such as "(C) Oslo." chooses."""
+        """The letter that a clause such as "(C) Oslo." chooses."""
         whole = said = plain(clause[:1000])
         while (lead := LEAD.match(said)) is not None:
             said = said[lead.end() :]

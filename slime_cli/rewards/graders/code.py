@@ -39,7 +39,7 @@ from itertools import *
 from math import *
 from typing import *
 """
-"""What the sites that give a function's name and arguments have imported already."""
+"""Imports that sites with a function's name and arguments make in advance."""
 CHECK = re.compile(r"^def check\(", re.M)
 DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
 _said: set[str] = set()
@@ -176,7 +176,7 @@ class Clock:
 
 
 def results(tests: Tests, program: str, clock: Clock) -> Iterator[bool]:
-    """Whether each test passes, in order; fewer where the time is over."""
+    """True for each test that passes, in order; fewer where the time is over."""
     if tests.kind == "program":
         for given, expected in tests.cases:
             if clock.left <= 0:

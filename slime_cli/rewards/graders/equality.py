@@ -1,4 +1,4 @@
-"""Whether two answers are the same.
+"""Compares two answers.
 
 Words compare as words, decimals as decimals, tuples by their elements; math-verify compares the rest. The caller
 (:mod:`.mathematics`) chooses the texts and bounds the time. docs/rewards.md names the conventions.

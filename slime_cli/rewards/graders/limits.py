@@ -58,7 +58,7 @@ def within[T](seconds: float, compute: Callable[[], T]) -> T:
 
 
 def too_large(expression: Any) -> bool:
-    """Whether a number in this sympy expression has more than MOST_DIGITS digits, by an estimate from its powers."""
+    """True when a number in this sympy expression has more than MOST_DIGITS digits, by an estimate from its powers."""
     import sympy
 
     if isinstance(expression, sympy.MatrixBase):

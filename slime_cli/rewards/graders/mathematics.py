@@ -70,14 +70,15 @@ def grade_dapo(response: str, label: str | None, metadata: dict[str, Any], index
 
 
 def clause(text: str) -> str:
-    """What stands from here to the end of the sentence or line."""
+    """The text from here to the end of the sentence or line."""
     text = text.lstrip(" \t\n*_}:")
     end = SENTENCE_END.search(text)
     return (text if end is None else text[: end.start()]).strip().rstrip("*").strip()
 
 
 def same_mathematics(response: str, label: str, lists: Lists | None = None) -> bool:
-    """Whether the response's answer is the label's. Too slow to decide is no; the log says so once."""
+    """True when the response's answer equals the label. An answer that takes too long to compare does not; the log says
+    so once."""
     truths = answers_of(label)
     if not truths:
         raise GraderError(f"math: the label {label[:80]!r} holds no answer")
@@ -115,6 +116,6 @@ def answers_of(text: str) -> list[str]:
 
 
 def is_prose(text: str) -> bool:
-    """Whether words are left when the text is read as an answer with a number."""
+    """True when words are left after the text is read as an answer with a number."""
     parts = readings(tidy(text))[0]
     return any(words_of(part.body) and re.search(r"\d|\\", part.body) for part in parts)

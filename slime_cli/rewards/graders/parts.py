@@ -1,4 +1,4 @@
-r"""What an answer consists of: its parts (an answer may be a list), and for each part its name, value and unit.
+r"""Splits an answer: its parts (an answer may be a list), and for each part its name, value and unit.
 
 :func:`read` takes a text as :func:`.notation.tidy` leaves it. Lists, sets in braces, "2 or 3" and "\pm 2" are parts;
 a pair in parentheses is one part. Nothing here is computed.
@@ -64,7 +64,7 @@ UNITS = {
 @dataclasses.dataclass(frozen=True)
 class Part:
     name: str
-    """What stands before the equals sign: "x", "f(x)", "area"; "" where nothing does."""
+    """The text before the equals sign: "x", "f(x)", "area"; "" where nothing does."""
     body: str
     """The value, as LaTeX or words."""
     percent: bool = False
@@ -101,7 +101,7 @@ def pieces(text: str) -> list[str]:
 
 
 def inside(text: str, left: str, right: str) -> str | None:
-    """What one pair of brackets around all of ``text`` holds; None where there is no such pair."""
+    """The inside of one pair of brackets around all of ``text``; None where there is no such pair."""
     if len(text) < len(left + right) or not text.startswith(left) or not text.endswith(right):
         return None
     depth = levels(text)
