@@ -17,7 +17,8 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 
 from slime_cli.errors import Interrupted
 
@@ -34,6 +35,8 @@ class _Heard:
     def __init__(self) -> None:
         self.count = 0
         self.stopping = False
+        self.left: list[object] = []
+        """What did not end."""
         self.ask: Callable[[], object] | None = None
         """Asks an event loop to stop; None where there is none."""
 
@@ -107,9 +110,16 @@ def any_heard() -> bool:
     return _heard.count > 0
 
 
+def leave_behind(things: Iterable[object]) -> None:
+    """They do not end. They are kept, so that nothing is done to them, until :func:`leave`."""
+    _heard.left += things
+
+
 def leave(code: int) -> None:
-    """Ends the process. One that was interrupted does not wait for threads, and hears nothing more."""
-    if not any_heard():
+    """Ends the process. One that was interrupted, or in which something never ends, does not wait, and hears nothing
+    more."""
+    left = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+    if not (any_heard() or left or _heard.left):
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -17,6 +17,7 @@ from slime_cli import event_loop, manifests
 from slime_cli.cluster.cluster import Cluster
 from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
+from slime_cli.hooks import blocking
 from slime_cli.loop import attempts as folders
 from slime_cli.loop.phase import Phase
 from slime_cli.loop.shared import Shared
@@ -27,6 +28,7 @@ from slime_cli.options import resume
 from slime_cli.options.resolve import Resolved, args_namespace
 from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.client import RouterClient
+from slime_cli.rollout.watch import Watch
 from slime_cli.screen import Screen
 from slime_cli.serving import claim, control
 from slime_cli.serving.attached import Attached
@@ -49,6 +51,7 @@ class Run:
         self.tracer = Tracer(run_dir, "conductor", enabled=resolved.slime.trace == "on")
         self.fleet: Fleet | Attached | None = None
         self.client: RouterClient | None = None
+        self.watch = Watch()
         self.endpoint: manifests.Endpoint | None = None
         self.model = ""
         self.described: dict[str, Any] = {}
@@ -63,6 +66,8 @@ class Run:
         phases = folders.phases(self.resolved, self.run_dir)
         finished: list[PhaseResult] = []
         async with contextlib.AsyncExitStack() as stack:
+            limit = self.resolved.slime.max_seconds_without_progress
+            stack.enter_context(blocking.named(self.screen.say, limit=limit))
             shared = await self._start(phases, stack)
             previous = None
             for name, options, folder in phases:
@@ -104,6 +109,7 @@ class Run:
             rewards=rewards,
             serving=self.serving,
             engine_urls=self.engine_urls,
+            watch=self.watch,
             rollouts=self.rollouts,
             trackers=trackers,
         )
@@ -161,6 +167,7 @@ class Run:
                 self.fleet.check,
                 abort=lambda: control.abort_all(self.engine_urls()),
                 streams=streams,
+                watch=self.watch,
             )
         return self.client
 
@@ -169,5 +176,6 @@ class Run:
         assert self.fleet is not None
         urls = self.fleet.alive()
         if not urls:
+            self.fleet.check()  # says of what it died
             raise EngineError("no engine is left", "the same command resumes from the last commit")
         return urls

@@ -10,6 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 QUIET_SECONDS = 10.0
+WIDE = 120
+"""Columns of a terminal that has room for a bar."""
 
 
 class Screen:
@@ -33,9 +35,12 @@ class Screen:
     def progress(self, label: str, total: int, start: int = 0) -> Iterator[Callable[..., None]]:
         """Yields ``advance(n=1, note="")``."""
         if self.console.is_terminal:
+            # room: what a note has left
+            bars = [BarColumn(40)] if self.console.width >= WIDE else []
+            room = self.console.width - len(f"{label} {total}/{total} 0:00:00 ") - 41 * len(bars)
             columns = (
                 TextColumn("{task.description}"),
-                BarColumn(),
+                *bars,
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TextColumn("{task.fields[note]}"),
@@ -46,7 +51,7 @@ class Screen:
                 def move(n: int = 1, note: str = "") -> None:
                     bar.update(task, advance=n)
                     if note:
-                        bar.update(task, note=note)
+                        bar.update(task, note=note if len(note) <= room else note[: max(0, room - 1)] + "…")
 
                 yield move
             return

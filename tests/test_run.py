@@ -4,12 +4,13 @@ end.
 
 import contextlib
 import io
+import types
 
 import pytest
 from rich.console import Console
 
 from slime_cli import manifests
-from slime_cli.errors import DataError, UsageError
+from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.options.resolve import resolve
 from slime_cli.run import Run
 from slime_cli.screen import Screen
@@ -65,3 +66,15 @@ def test_weights_that_change_under_requests_need_engines_without_a_prefix_cache(
                     made._attach(made.resolved, stack)
             else:
                 made._attach(made.resolved, stack)
+
+
+def test_where_no_engine_is_left_the_run_says_of_what_the_last_one_died(tmp_path):
+    served = checkpoints.write(tmp_path / "served")
+    made = run(tmp_path, "a", served)
+
+    def check():
+        raise EngineError("engine 0 ended with code -9")
+
+    made.fleet = types.SimpleNamespace(alive=list, check=check)
+    with pytest.raises(EngineError, match="engine 0 ended with code -9"):
+        made.engine_urls()

@@ -6,7 +6,7 @@ no token is generated; after it, engines generate again, whatever the publish en
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from slime_cli.rollout.client import Hold, RouterClient
 from slime_cli.rollout.concurrent import to_its_end
@@ -14,8 +14,14 @@ from slime_cli.serving import control
 
 
 @contextlib.asynccontextmanager
-async def interrupted(client: RouterClient, policy: str, urls: Callable[[], list[str]]) -> AsyncIterator[None]:
-    """``policy``: drain, pause or abort. ``urls``: of the engines that are alive; may block."""
+async def interrupted(
+    client: RouterClient,
+    policy: str,
+    urls: Callable[[], list[str]],
+    idle: Callable[[Hold], Awaitable[None]] | None = None,
+) -> AsyncIterator[None]:
+    """``policy``: drain, pause or abort. ``urls``: of the engines that are alive; may block. ``idle``: the client's, or
+    what waits for it with a limit."""
     what = Hold.CALLS if policy == "drain" else Hold.REQUESTS
     async with client.held(what):
         if policy == "pause":
@@ -27,5 +33,5 @@ async def interrupted(client: RouterClient, policy: str, urls: Callable[[], list
             return
         if policy == "abort":
             await client.abort()
-        await client.idle(what)
+        await (idle or client.idle)(what)
         yield

@@ -10,7 +10,7 @@ import asyncio
 import pathlib
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from slime_cli.buffer.batch import Batch
@@ -29,6 +29,7 @@ from slime_cli.manifests import layout
 from slime_cli.manifests.layout import version_name
 from slime_cli.models import architecture
 from slime_cli.options.resolve import Resolved, args_namespace
+from slime_cli.rollout.client import Hold
 from slime_cli.rollout.collector import Collector
 from slime_cli.rollout.generate import Generator, Lent
 from slime_cli.rollout.supervised import examples
@@ -201,6 +202,7 @@ class Phase:
             self.teacher,
             boundary=self.boundary,
             failures=self.failures,
+            watch=self.shared.watch,
             span=self.span,
         )
         self.users = Users.of(self.args, Lent(client, self.generator.evidence(training=True)))
@@ -245,13 +247,14 @@ class Phase:
 
     def begin(self, rollout_id: int) -> None:
         if rollout_id < self.total and rollout_id not in self._ahead:
-            self._ahead[rollout_id] = asyncio.create_task(self._collect(rollout_id))
+            with self.shared.tracer.about(rollout=rollout_id):
+                self._ahead[rollout_id] = asyncio.create_task(self._collect(rollout_id))
 
     async def take(self, rollout_id: int) -> Batch:
         self.begin(rollout_id)
         since = time.monotonic()
         with self.span("wait_for_batch", rollout=rollout_id):
-            batch = await self._ahead[rollout_id]
+            batch = await self._watched(self._ahead[rollout_id], f"rollout {rollout_id} waits")
         del self._ahead[rollout_id]
         self.waited = time.monotonic() - since
         return batch
@@ -261,7 +264,8 @@ class Phase:
             return await asyncio.to_thread(self.buffer.replay, rollout_id, indices)
         if self.collector is not None and self.users.rollout:
             version = self.collector.version
-            return await self.users.generated(self.buffer, rollout_id, version, self.boundary.fault)
+            with self.shared.watch.at(f"calls of {self.users.rollout.where}", by_user=True):
+                return await self.users.generated(self.buffer, rollout_id, version, self.boundary.fault)
         if self.collector is not None:
             return await self.collector.take(rollout_id)
         groups = examples(self.buffer, self.boundary, self.s.rollout_batch_size)
@@ -302,6 +306,16 @@ class Phase:
                 await self._evaluated()
 
     # -- inside them ---------------------------------------------------------------------------------------------------
+
+    async def _watched[T](self, waiting: Awaitable[T], what: str) -> T:
+        """Ends the run where generation comes to nothing any more."""
+        if not self.policy:
+            return await waiting
+        limit = self.s.max_seconds_without_progress
+        return await self.shared.watch.over(waiting, f"{self.name}: {what}", limit=limit, say=self.say)
+
+    async def _idle(self, what: Hold) -> None:
+        await self._watched(self.client.idle(what), "the new weights wait")
 
     async def _told(self, rollout_id: int) -> None:
         """A rollout is done: its line is in the journal, the file and on the screen."""
@@ -373,10 +387,12 @@ class Phase:
             version = await asyncio.to_thread(self.publisher.write, self.step)
             if self.users.weight_post_write is not None:  # asking which engines are alive takes time, and blocks
                 folder = layout.version(self.folder, self.step)
-                await asyncio.to_thread(lambda: self.users.written(folder, self.shared.engine_urls()))
+                with self.shared.watch.at(f"calls of {self.users.weight_post_write.where}", by_user=True):
+                    written = asyncio.to_thread(lambda: self.users.written(folder, self.shared.engine_urls()))
+                    await self._watched(written, "the new weights wait")
         policy = self.s.in_flight
         with self.span("pause"):
-            async with interrupted(self.client, policy, self.shared.engine_urls):
+            async with interrupted(self.client, policy, self.shared.engine_urls, self._idle):
                 await asyncio.to_thread(self.publisher.send, version, flush=policy != "pause")
         self.collector.published(self.buffer.rollouts_of(self.publisher.held_step))
 
@@ -385,9 +401,9 @@ class Phase:
         render = self.boundary.checked(self.renderer.eval_prompt)
         step = self.publisher.held_step
         rollout_id = self.buffer.rollouts_of(step)
-        await self.evaluations.run(
-            step, self.publisher.held, self.generator, render, rollout_id=rollout_id, users=self.users
-        )
+        given = (step, self.publisher.held, self.generator, render)
+        evaluated = self.evaluations.run(*given, rollout_id=rollout_id, users=self.users)
+        await self._watched(evaluated, f"the evaluation of step {step} waits")
 
     async def _evaluated(self) -> None:
         """Waits for the evaluation that is under way: it is of one version."""

@@ -8,6 +8,7 @@ from slime_cli.cluster.learner import Learner
 from slime_cli.loop.trackers import NONE, Trackers
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.generate import Rewards
+from slime_cli.rollout.watch import Watch
 from slime_cli.screen import Screen
 from slime_cli.tracing.spans import Tracer
 
@@ -30,3 +31,4 @@ class Shared:
     rollouts: dict[str, int]
     """By phase, where it runs for a number of epochs."""
     trackers: Trackers = NONE
+    watch: Watch = dataclasses.field(default_factory=Watch)

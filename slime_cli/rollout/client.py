@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 
 from slime_cli.errors import EngineError
+from slime_cli.rollout.watch import Watch
 
 RETRIES = 20
 
@@ -88,11 +89,13 @@ class RouterClient:
         *,
         abort: Callable[[], object] = lambda: None,
         streams: bool = False,
+        watch: Watch | None = None,
     ) -> None:
         """``streams``: answers come token by token, each with the weight version that wrote it."""
         self.url = router_url
         self.alive = alive
         self.in_flight = in_flight
+        self.watch = watch or Watch()
         self.streams = streams
         # aiohttp, not httpx: httpx's pool looks at every connection for every request, which at hundreds in flight took
         # more time than the engine. It never reads proxy variables unless asked to.
@@ -180,7 +183,8 @@ class RouterClient:
             await self._admission.until(lambda: admits() or ends())
             self._requests += 1
             try:
-                yield admits()
+                with self.watch.at("requests to the engines"):
+                    yield admits()
             finally:
                 self._requests -= 1
                 self._ends.tell()

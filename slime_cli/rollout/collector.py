@@ -9,6 +9,7 @@ function raised for a group, or an engine's death, ends the next :meth:`Collecto
 
 import asyncio
 import collections
+import contextvars
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -72,6 +73,9 @@ class Collector[C, B]:
         self._ending = False
         self._stopped = False
         self._tasks: dict[asyncio.Task[None], Group] = {}
+        self._context = contextvars.copy_context()
+        """What groups are traced in: the rollout that waits for them, or the phase where groups flow; never what made
+        room for them."""
         self._surplus: set[asyncio.Task[None]] = set()
         """Those of them that a rollout ended, for it had enough."""
         self._restarted: set[int] = set()
@@ -87,6 +91,7 @@ class Collector[C, B]:
         """From now on groups are leased whenever there is room, whether a rollout waits for them or not; no more than
         ``rollouts``, which have no batch yet, can train."""
         self._flows = True
+        self._context = contextvars.copy_context()
         self._to_come = set(rollouts)
         self._fill()
 
@@ -94,6 +99,8 @@ class Collector[C, B]:
         """The batch of a rollout, as soon as the buffer has one. What is in flight beyond it is given back, unless
         groups flow."""
         self._wanted = rollout_id
+        if not self._flows:
+            self._context = contextvars.copy_context()
         try:
             while True:
                 self._raise()
@@ -187,7 +194,8 @@ class Collector[C, B]:
             self._fail(error)
             return
         for group in groups:
-            task = asyncio.get_running_loop().create_task(self._run(group), name=f"group {group.index}")
+            name = f"group {group.index}"
+            task = asyncio.create_task(self._run(group), name=name, context=self._context.copy())
             self._tasks[task] = group
         self._note_idle()
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from slime_cli.buffer.types import Group, Sample, Status
 from slime_cli.buffer.values import RewardFailure
-from slime_cli.errors import SlimeError
+from slime_cli.errors import EngineError, SlimeError
 from slime_cli.hooks import batches, raised
 from slime_cli.hooks import client as hooks_client
 from slime_cli.hooks import kinds as hooks
@@ -28,6 +28,7 @@ from slime_cli.rollout.client import EndedError, RouterClient, ending
 from slime_cli.rollout.concurrent import side_by_side
 from slime_cli.rollout.failures import Failure, Failures
 from slime_cli.rollout.teacher import Teacher
+from slime_cli.rollout.watch import Watch
 
 
 class Rewards(Protocol):
@@ -97,6 +98,7 @@ class Generator:
         *,
         boundary: Boundary | None = None,
         failures: Failures | None = None,
+        watch: Watch | None = None,
         span: Callable[..., contextlib.AbstractContextManager[Any]] = lambda *names, **about: contextlib.nullcontext(),
     ) -> None:
         """``routed_experts_shape``: layers and experts a token, where the engines are to say which experts they
@@ -108,6 +110,7 @@ class Generator:
         self.teacher = teacher
         self.boundary = boundary or Boundary()
         self.failures = failures or Failures()
+        self.watch = watch or Watch()
         self.span = span
         path = args.custom_generate_function_path
         self.custom = hooks.load(path, "generate") if path else None
@@ -160,8 +163,10 @@ class Generator:
             return out
         with self.span("reward", group=group.index):
             if self.teacher and training:
-                made = await self._taught(made, out)
-            await self._judged(made, out, training)
+                with self.watch.at("groups before the teacher"):
+                    made = await self._taught(made, out)
+            with self.watch.at("groups before their rewards"):
+                await self._judged(made, out, training)
         return out
 
     async def _generated(
@@ -334,10 +339,13 @@ class Generator:
         assert self.custom is not None
         optional = hooks.accepted(self.custom, evaluation=evaluation)
         try:
-            with hooks_client.through(Lent(self.client, self.evidence(not evaluation))):
+            lent = Lent(self.client, self.evidence(not evaluation))
+            with self.watch.at(f"calls of {self.custom_place}", by_user=True), hooks_client.through(lent):
                 return await hooks.awaited(self.custom(self.args, given, dict(params), **optional))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # the run ends; a cancellation of the function's own is its failure
+            if isinstance(error, EngineError):
+                await asyncio.to_thread(self.client.alive)  # raises when the engines are gone: no fault of its own
             return Failure("generation_error", raised.sentence(error), raised.trace(error))

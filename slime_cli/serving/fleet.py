@@ -178,11 +178,12 @@ class Fleet:
     def check(self) -> None:
         """Called while serving: reports a death once; raises EngineError when nothing is left to serve with."""
         ended = self.ended()
-        for name, code, lines in ended:
+        gone = any(name == "router" for name, *_ in ended) or len(ended) >= len(self.engines)
+        for name, code, lines in ended[:-1] if gone else ended:
             if name not in self.dead:
                 self.dead.add(name)
                 self.say(f"{name} ended with code {code}; its last lines:\n{lines}")
-        if any(name == "router" for name, *_ in ended) or len(ended) >= len(self.engines):
+        if gone:
             name, code, lines = ended[-1]
             raise EngineError(
                 f"{name} ended with code {code}; its last lines:\n{lines}",

@@ -175,6 +175,7 @@ def test_a_signal_that_ends_a_command_is_an_interruption(number):
     """So that what it began is taken away."""
     code = (
         "import os, signal, time, types; from slime_cli import __main__ as cli, app\n"
+        f"signal.signal(signal.{number}, signal.SIG_DFL)\n"  # tests that run in the background inherit ignored ones
         f"def run(words):\n    try:\n        os.kill(os.getpid(), signal.{number}); time.sleep(9)\n"
         "    finally:\n        print('cleaned')\n"
         "app.module_of = lambda name: types.SimpleNamespace(run=run); cli.main(['sync'])"

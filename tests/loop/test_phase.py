@@ -29,6 +29,7 @@ from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.collector import Collector
 from slime_cli.rollout.generate import Generator
+from slime_cli.rollout.watch import Watch
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training.batching import packing
 
@@ -120,6 +121,7 @@ async def opened(folder, monkeypatch, **changes):
         learner=learner,
         rollouts={},
         engine_urls=list,
+        watch=Watch(),
     )
 
     def open_phase(name, options, folder, shared, args):

@@ -5,10 +5,12 @@
 3. where groups flow, room is filled at once and never beyond what the slots, the gate and the last rollout allow;
 4. a failure ends the next take; whatever happens, nothing is left in flight or begun after stop;
 5. a group that a rollout ended goes back to the buffer however late it listens, and one that was cancelled because the
-   run ends keeps what the buffer knows of it.
+   run ends keeps what the buffer knows of it;
+6. a group is traced in the rollout that waits for it; where groups flow, in none, whatever made room for it.
 """
 
 import asyncio
+import contextvars
 import types
 
 import pytest
@@ -370,3 +372,37 @@ class Partial(Scripted):
             sample.tokens, sample.response_length, sample.rollout_log_probs = [1, 2], 1, [-1.0]
             sample.reward = 1.0
         return found
+
+
+ROLLOUT = contextvars.ContextVar("rollout", default=None)
+
+
+class Traced(Scripted):
+    """Knows in which rollout each group was begun."""
+
+    def __init__(self):
+        super().__init__()
+        self.traced = {}
+
+    async def answered(self, group, params=None, **given):
+        self.traced[group.index] = ROLLOUT.get()
+        return await super().answered(group, params, **given)
+
+
+async def test_groups_are_traced_in_the_rollout_that_waits_for_them():
+    generator = Traced()
+    collector, _, _ = made(generator)
+    for rollout_id in range(2):
+        ROLLOUT.set(rollout_id)
+        await collector.take(rollout_id)
+    assert generator.traced == {0: 0, 1: 0, 2: 1, 3: 1}
+    flowing = Traced()
+    ROLLOUT.set(None)
+    collector, _, _ = made(flowing)
+    collector.flow(range(3))
+    for rollout_id in range(3):
+        ROLLOUT.set(rollout_id)
+        await collector.take(rollout_id)
+        collector.published(rollout_id + 1)
+    assert set(flowing.traced.values()) == {None} and len(flowing.traced) == 6
+    await collector.stop()

@@ -30,6 +30,7 @@ from slime_cli.training.batching import packing
 FUNCTIONS = """
 import asyncio, copy
 from slime_cli.buffer.types import Sample, Status
+from slime_cli.errors import EngineError
 
 def made(sample, response, reward=None, status=Status.PENDING):
     out = copy.deepcopy(sample)
@@ -49,6 +50,7 @@ async def scripted(args, sample, sampling_params, evaluation=None):
     args.seen.append((sample.index, evaluation))
     if act == "raise": raise KeyError("lost")
     if act == "exit": raise SystemExit(3)
+    if act == "asks": raise EngineError("no answer")
     if act == "cancel": raise asyncio.CancelledError
     out = made(sample, "0")
     for name, value in args.change.items() if act == "change" else ():
@@ -540,6 +542,21 @@ async def test_engines_that_are_gone_end_the_run_though_the_functions_error_is_a
     async with RewardPool(1, 10) as rewards:
         with pytest.raises(EngineError, match="no engine is left"):
             await collected(Generator(args, client(alive), rewards), buffer_of(journal))
+
+
+async def test_engines_that_are_gone_cost_no_trajectory_where_a_function_found_out(path, journal):
+    def alive():
+        raise EngineError("no engine is left")
+
+    args = options(path, ["fine", "asks", "fine"], generate="scripted", seen=[])
+    buffer = buffer_of(journal)
+    async with RewardPool(1, 10) as rewards:
+        with pytest.raises(EngineError, match="no engine is left"):
+            await collected(Generator(args, client(alive), rewards), buffer)
+        assert not journal.ledger().dropped
+        failures = Failures(4, lambda text: None)
+        batch = await collected(Generator(args, client(), rewards, failures=failures), buffer_of(journal))
+    assert dict(batch.dropped) == {"generation_error": 1}, "it is the function's own where the engines are there"
 
 
 async def test_a_prompt_beyond_the_models_rows_is_refused_by_row_before_a_function_or_an_engine_sees_it(path, journal):

@@ -7,6 +7,7 @@ import types
 import pytest
 
 from slime_cli import addresses
+from slime_cli.errors import EngineError
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import resolve
 from slime_cli.serving import engine, fleet
@@ -107,3 +108,25 @@ def test_engines_whose_weights_change_under_requests_tell_each_token_s_version_a
         more = f"--schedule async --use-tis --in-flight {policy}"
         argv = engine.engine_argv(resolve(f"{words} {more}".split(), [], "train"), str(tmp_path))
         assert ("--disable-radix-cache" in argv) == ("--incremental-streaming-output" in argv) == there
+
+
+def test_a_death_is_said_once_and_the_one_that_ends_the_run_is_in_its_error_alone():
+    def engine(url):
+        return types.SimpleNamespace(found={"url": url, "exit_code": None, "last_lines": f"last of {url}"})
+
+    engines = [engine("http://a"), engine("http://b")]
+    for one in engines:
+        one.state = lambda one=one: one.found
+    said = []
+    watched = fleet.Fleet.__new__(fleet.Fleet)
+    watched.engines, watched.dead, watched.say = engines, set(), said.append
+    watched.router = types.SimpleNamespace(exit_code=lambda: None)
+    watched.check()
+    engines[0].found["exit_code"] = -9
+    for _ in range(2):
+        watched.check()
+    assert said == ["engine 0 (http://a) ended with code -9; its last lines:\nlast of http://a"]
+    engines[1].found["exit_code"] = 1
+    with pytest.raises(EngineError, match="engine 1 .* ended with code 1"):
+        watched.check()
+    assert len(said) == 1

@@ -1,5 +1,7 @@
 """How many rollouts there are, and how their answers are generated."""
 
+import math
+
 from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, POLICY, PORT, Bounds, group, option
 
 
@@ -49,6 +51,14 @@ class Rollout:
         "Groups in a row of which none is accepted, or prompts of an evaluation, after which the run ends "
         "with the reasons.",
         bounds=AT_LEAST_1,
+        resume="free",
+    )
+    max_seconds_without_progress: float = option(
+        3600.0,
+        "Seconds in which no request, no call of a function and no reward ends while the run waits for one, after "
+        "which it ends and says what is under way; inf for no limit.",
+        bounds=Bounds(gt=0, also=(math.inf,)),
+        needs=POLICY,
         resume="free",
     )
     dynamic_sampling_filter_path: str | None = option(
