@@ -348,6 +348,22 @@ def bare(bench: Bench) -> None:
         bench.trainer.settings = before
 
 
+def optimizer(bench: Bench) -> None:
+    """Milliseconds of the optimizer's step, gradient norm included: torch's AdamW as it is, and fused."""
+    from slime_cli.training.network import checkpoint as state
+
+    policy = bench.trainer.policy
+    groups = [group for inner in state.inner_optimizers(policy.optimizer) for group in inner.optimizer.param_groups]
+    for fused in (False, True):
+        with guarded("optimizer", f"fused {fused}"):
+            for group in groups:
+                group["fused"] = fused
+            ms = [1e3 * t for t in timed(policy._apply, 6)]
+            say("optimizer", fused=fused, ms=round(statistics.median(ms[1:]), 2))
+    for group in groups:
+        group["fused"] = None
+
+
 def attention(bench: Bench) -> None:
     """Forward and backward of one layer's attention, by pack: every kernel, and rectangles."""
     import torch
@@ -427,8 +443,8 @@ def main() -> None:
         accuracy(bench, exact)
         del exact
         steps(bench)
-        for part in (bare, attention, profile):
-            if device.kind == "cpu" and part is not bare:
+        for part in (bare, profile, attention, optimizer):
+            if device.kind == "cpu" and part in (profile, attention):
                 continue
             if bench.late(25):
                 say(part.__name__, left_out="no time")

@@ -56,13 +56,13 @@ def prepare_trainer() -> Device:
 
         redirect.install()
     else:
-        os.environ.setdefault(
-            "CUDA_DEVICE_MAX_CONNECTIONS", "1"
-        )  # Megatron refuses tensor and context parallelism without
+        # Megatron refuses tensor and context parallelism without.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        broken = transformer_engine.problem(device.kind)  # which imports it, before anything imports Megatron
         from slime_cli.hardware.cuda import weight_gradients
 
         weight_gradients.stand_in()
-        if transformer_engine.problem(device.kind) is not None:
+        if broken is not None:
             transformer_engine.stand_in()
     return device
 

@@ -18,6 +18,8 @@ NAME = "fused_weight_gradient_mlp_cuda"
 
 def add(inputs: torch.Tensor, gradients: torch.Tensor, total: torch.Tensor) -> None:
     """``total += gradients.T @ inputs``, over all leading dimensions of the two, in the type of ``total``."""
+    if not inputs.numel():  # an expert that no token went to
+        return
     rows = inputs.reshape(-1, inputs.size(-1))
     columns = gradients.reshape(-1, gradients.size(-1)).t()
     if rows.dtype == total.dtype:
