@@ -12,6 +12,8 @@ import socket
 import time
 from collections.abc import Iterator
 
+import msgspec
+
 import slime_cli
 from slime_cli import disk, installed, locks, manifests
 from slime_cli.errors import UsageError
@@ -115,6 +117,16 @@ def claim(resolved: Resolved, folder: str | os.PathLike) -> manifests.Run:
     )
     manifests.write(folder / layout.RUN, run)
     return run
+
+
+def computed_with(folder: pathlib.Path, kernels: str) -> None:
+    """Adds to ``run.json`` what the trainer was found to compute with, for this attempt."""
+    run = _read(folder)
+    if run is None:
+        return
+    now = run.hardware | {"trainer_kernels": kernels}
+    attempts = [*run.attempts[:-1], *(msgspec.structs.replace(last, hardware=now) for last in run.attempts[-1:])]
+    manifests.write(folder / layout.RUN, msgspec.structs.replace(run, hardware=now, attempts=attempts))
 
 
 def append_line(path: pathlib.Path, values: dict) -> None:

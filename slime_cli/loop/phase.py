@@ -17,7 +17,7 @@ from slime_cli.buffer.batch import Batch
 from slime_cli.buffer.types import trajectories
 from slime_cli.errors import SlimeError
 from slime_cli.loop import checks, figures, opening, starting
-from slime_cli.loop.attempts import append_line
+from slime_cli.loop.attempts import append_line, computed_with
 from slime_cli.loop.evaluating import Evaluations
 from slime_cli.loop.in_flight import interrupted
 from slime_cli.loop.publishing import Publisher, Timetable
@@ -160,7 +160,8 @@ class Phase:
         self.say(f"{self.name}: Megatron builds the model")
         with self.span("begin_phase"):
             start = starting.Start(self.name, self.options, self.shared.model, self.learner, self.say)
-            start.networks()
+            if kernels := start.networks():
+                computed_with(self.shared.run_dir, kernels)
             start.weights(self.buffer.commits(), self.start_from)
             start.others(self.saver.updated_reference())
             if behind and self.publisher:

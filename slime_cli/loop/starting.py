@@ -28,8 +28,8 @@ class Start:
     learner: Learner
     say: Callable[[str], None]
 
-    def networks(self) -> None:
-        """Policy and critic, with the weights of the HF checkpoint."""
+    def networks(self) -> str:
+        """Policy and critic, with the weights of the HF checkpoint; which kernels the trainer was found to have."""
         settings = Settings.from_options(self.options.slime, self.options.custom)
         critic = self._critic_argv() if settings.critic else None
         begun = self.learner.begin(self._megatron_argv(self.options), settings, self.model, critic)
@@ -37,6 +37,7 @@ class Start:
             self.say(f"warning: {begun.warning}")
         if begun.kernels:
             self.say(f"{self.name}: the trainer computes {begun.kernels}")
+        return begun.kernels
 
     def weights(self, commits: Sequence[Commit], start_from: str | None) -> None:
         """Those that the phase begins with. ``start_from``: the checkpoint of the phase before."""

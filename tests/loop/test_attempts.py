@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
+from slime_cli import manifests
 from slime_cli.errors import UsageError
 from slime_cli.loop import attempts as run_dir
 from slime_cli.manifests import layout
+from slime_cli.options.resolve import resolve
 
 HOLD = """
 import pathlib, sys, time
@@ -59,3 +61,18 @@ def test_looking_for_another_process_makes_nothing(tmp_path):
     run_dir.refuse_second(tmp_path)
     run_dir.refuse_second(tmp_path / "absent")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_attempt_computed_with_is_written_for_that_attempt_alone(tmp_path):
+    options = resolve(
+        "--hf-checkpoint h --prompt-data p --rollout-batch-size 8 --loss-type sft_loss --num-rollout 3".split()
+    )
+    run_dir.claim(options, tmp_path)
+    run_dir.computed_with(tmp_path, "attention by rectangles")
+    run_dir.claim(options, tmp_path)
+    run = manifests.read(tmp_path / layout.RUN, manifests.Run)
+    kept = [attempt.hardware.get("trainer_kernels") for attempt in run.attempts]
+    assert kept == ["attention by rectangles", None] and "trainer_kernels" not in run.hardware
+    assert run.attempts[0].hardware | {"trainer_kernels": None} == run.hardware | {"trainer_kernels": None}
+    run_dir.computed_with(tmp_path / "absent", "nothing")
+    assert not (tmp_path / "absent").exists()
