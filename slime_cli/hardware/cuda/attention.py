@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 
-DENSE_FROM = 1024
-"""Sequences that are all equally long, and at least so long, are stacked: torch has a faster kernel for that."""
+DENSE_FROM = 512
+"""Sequences that are all equally long, and at least so long, are stacked: torch has a kernel for that which takes half
+the time (docs/measurements/step.md; shorter ones have not been measured)."""
 
 
 def packed(
