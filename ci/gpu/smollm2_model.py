@@ -120,7 +120,7 @@ def main() -> None:
         weight = dequantize(tensor.data, tensor.tensor_type)
         kind = tensor.name.split(".")[-2]
         weight = unrotated(weight, heads[kind]) if kind in heads else weight
-        weights[hf_name(tensor.name)] = torch.from_numpy(np.ascontiguousarray(weight)).bfloat16()
+        weights[hf_name(tensor.name)] = torch.from_numpy(np.array(weight)).bfloat16()
     described = config(found, len(weights["model.embed_tokens.weight"]))
     if not torch.equal(
         weights.pop("lm_head.weight", weights["model.embed_tokens.weight"]), weights["model.embed_tokens.weight"]
