@@ -31,6 +31,7 @@ matrix: setup
 
 options: setup
 	@.venv/bin/python -m bench.options_page
+	@.venv/bin/python -m bench.moving_page
 
 # slime's own launch scripts under `slime train --dry-run`: which pass, and what is refused in the others.
 scripts: setup

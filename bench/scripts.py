@@ -144,11 +144,13 @@ def by_cause(verdicts: list[Verdict]) -> list[tuple[str, list[str]]]:
     return sorted(((cause, sorted(scripts)) for cause, scripts in found.items()), key=lambda it: (-len(it[1]), it[0]))
 
 
+def all_verdicts(folder: pathlib.Path) -> list[Verdict]:
+    return [verdict(script, folder) for script in SCRIPTS]
+
+
 def main() -> None:
-    verdicts = []
-    for script in SCRIPTS:
-        with tempfile.TemporaryDirectory() as folder:
-            verdicts.append(verdict(script, pathlib.Path(folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        verdicts = all_verdicts(pathlib.Path(folder))
     manifests.write_json(TARGET, [dataclasses.asdict(one) for one in verdicts])
     passing = sum(one.passes for one in verdicts)
     for cause, scripts in by_cause(verdicts):

@@ -123,6 +123,10 @@ _USAGE = {
         [
             ("--profile NAME", "A profile by name or .yaml file; may be repeated, later ones win, flags win over all."),
             ("--dry-run", "Print the resolved options, the layout and the memory estimate, and exit."),
+            (
+                "--from-script FILE",
+                "With --dry-run: a launch script of slime's as a command of ours, with what changed and why.",
+            ),
             ("--verbose", "With --dry-run: options at their defaults too."),
         ],
     ),

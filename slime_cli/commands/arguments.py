@@ -12,12 +12,16 @@ class Line:
     profiles: list[str]
     dry_run: bool
     verbose: bool
+    script: str | None
+    """A launch script of slime's to take the options from."""
     rest: list[str]
 
 
 def split(argv: list[str]) -> Line:
-    """Takes ``--profile NAME`` (repeatable), ``--dry-run`` and ``--verbose`` out of ``argv``."""
+    """Takes ``--profile NAME`` (repeatable), ``--from-script PATH``, ``--dry-run`` and ``--verbose`` out of
+    ``argv``."""
     profiles = []
+    script = None
     rest = []
     switches = set()
     words = iter(argv)
@@ -29,8 +33,12 @@ def split(argv: list[str]) -> Line:
             profiles.append(name)
         elif word.startswith("--profile="):
             profiles.append(word.partition("=")[2])
+        elif word.partition("=")[0] == "--from-script":
+            script = word.partition("=")[2] or next(words, "")
+            if not script or script.startswith("--"):
+                raise UsageError("--from-script needs a launch script", "for example --from-script run.sh --dry-run")
         elif word in ("--dry-run", "--verbose"):
             switches.add(word)
         else:
             rest.append(word)
-    return Line(profiles, "--dry-run" in switches, "--verbose" in switches, rest)
+    return Line(profiles, "--dry-run" in switches, "--verbose" in switches, script, rest)

@@ -20,8 +20,8 @@ from slime_cli.screen import Screen
 def run(argv: list[str]) -> int:
     """Serves until it is told to stop; returns the exit code. Raises EngineError when nothing is left to serve with."""
     line = arguments.split(argv)
-    if line.dry_run or line.verbose:
-        flag = "--dry-run" if line.dry_run else "--verbose"
+    if line.dry_run or line.verbose or line.script:
+        flag = "--dry-run" if line.dry_run else "--verbose" if line.verbose else "--from-script"
         raise UsageError(f"`slime serve-rollout` does not read {flag}", "leave it out; `slime train` does")
     resolved = resolve(line.rest, line.profiles, "serve-rollout")
     warnings = checks.check(resolved)

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 def run(argv: list[str]) -> int:
     """The whole command; returns the exit code. Raises SlimeError with its own exit code."""
     line = arguments.split(argv)
-    resolved = resolve(line.rest, line.profiles, "train")
+    words = line.rest
+    if line.script is not None:
+        from slime_cli.commands import from_script
+
+        words = from_script.argv(line.script, line.rest, line.dry_run)
+    resolved = resolve(words, line.profiles, "train")
     warnings = checks.check(resolved)
     run_dir = pathlib.Path(resolved.slime.run_dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     if line.dry_run:

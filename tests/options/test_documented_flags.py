@@ -11,10 +11,13 @@ from slime_cli import app
 from slime_cli.commands import sync
 from slime_cli.options import layers
 from slime_cli.options.managed import refusal
+from slime_cli.options.not_yet import NOT_YET
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
+MOVING = "moving.md"
+"""The page that lists what slime has and this has not, and natives that are refused, each with the reason."""
 EXCEPTIONS: dict[str, str] = {"--no-deps": "pip's, which installs megatron-bridge"}
 """Flag of another program, or a placeholder -> why it is on a page."""
 
@@ -54,6 +57,8 @@ def exists(flag: str) -> bool:
 def test_every_flag_of_a_page_exists(page, of_sync):
     flags = sorted(set(FLAG.findall(page.read_text())))
     assert flags or page.name == "conversions.md"
+    listed = {*NOT_YET, "--spec", "--eval-"} if page.name == MOVING else set()
+    flags = [flag for flag in flags if flag not in listed and not (page.name == MOVING and layers.find(flag))]
     unknown = [flag for flag in flags if not exists(flag) and flag not in of_sync and flag not in EXCEPTIONS]
     assert not unknown, {flag: layers.nearest(flag) for flag in unknown}
 
