@@ -47,7 +47,7 @@ def main(vocabulary: int) -> None:
     hidden_SBH = torch.randn(ROWS, 1, HIDDEN, device=where, requires_grad=True)
     targets_R = torch.randint(0, vocabulary, (ROWS,), device=where)
     mb: Any = types.SimpleNamespace(where_R=torch.arange(ROWS, device=where), targets_R=targets_R, nucleus=None)
-    given = dict(
+    given: dict[str, Any] = dict(
         hidden_states=hidden_SBH, output_layer=layer, output_weight=None, scale_logits=lambda x: x, config=config
     )
 
