@@ -20,7 +20,7 @@ from slime_cli.manifests import layout
 from slime_cli.models import architecture, tiny
 from slime_cli.options import own, roles
 from slime_cli.options.checks.functions import of_user
-from slime_cli.options.derive import evaluation_sets
+from slime_cli.options.evaluations import EvaluationSet, evaluation_sets
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
 
@@ -41,6 +41,7 @@ PATHS = (
     "opd_teacher_url",
     "rollout_endpoint",
     "megatron_config_path",
+    "eval_config",
     "custom_config_path",
 )
 """Options that name a file or a folder; sources of prompts besides."""
@@ -122,8 +123,13 @@ def _lacking(phase: Resolved) -> Named:
     s = phase.slime
     named = [(dest, getattr(s, dest)) for dest in (*PATHS, "prompt_data") if getattr(s, dest)]
     named += [(dest, path) for dest in ("custom_rm_path", *HOOKS) for path in _paths(s, dest)]
-    named += [("eval_prompt_data", uri) for _, uri in evaluation_sets(s)]
+    named += [("eval_prompt_data", one.path) for one in _sets(s)]
     return [(dest, value) for dest, value in named if not _is_here(dest, value)]
+
+
+def _sets(s: SlimeOptions) -> list[EvaluationSet]:
+    """None where the file that names them is of another machine."""
+    return evaluation_sets(s) if not s.eval_config or _is_here("eval_config", s.eval_config) else []
 
 
 def _is_here(dest: str, value: str) -> bool:
@@ -255,7 +261,7 @@ def _endpoint(phase: Resolved) -> None:
 
 def made(phase: Resolved) -> list[str]:
     """Sources of prompts that are made, not read: the library that makes them takes seconds to import."""
-    uris = [phase.slime.prompt_data or "", *(uri for _, uri in evaluation_sets(phase.slime))]
+    uris = [phase.slime.prompt_data or "", *(one.path for one in _sets(phase.slime))]
     return [uri for uri in uris if uri.startswith("reasoning-gym:")]
 
 
@@ -267,6 +273,16 @@ def _data(phase: Resolved, planning: bool, lacking: Named) -> Any:
     return train_data.sources(phase.slime, [*left_out, *(made(phase) if planning else ())])
 
 
+def _reward_of(one: EvaluationSet) -> None:
+    """The reward that an evaluation set names."""
+    from slime_cli.rewards import graders
+
+    if rm_type := one.metadata.get("rm_type"):
+        graders.check_rm_type(rm_type)
+    if path := one.metadata.get("custom_rm_path"):
+        kinds.load(path, REWARDS[bool(one.options.group_rm)])
+
+
 def _functions(phase: Resolved) -> None:
     """Built-in rewards by name, users' functions by import."""
     s = phase.slime
@@ -275,6 +291,8 @@ def _functions(phase: Resolved) -> None:
         from slime_cli.rewards import graders
 
         graders.check_rm_type(s.rm_type)
+    for one in () if supervised else evaluation_sets(s):
+        _reward_of(one)
     of_reward = {"custom_rm_path": REWARDS[bool(s.group_rm)]}
     for option, kind in (of_reward | HOOKS).items():
         if not supervised or kind in SUPERVISED:

@@ -17,7 +17,7 @@ from slime_cli.buffer.sources.open import evaluations_of
 from slime_cli.buffer.types import PromptRow, RowError, Sample
 from slime_cli.loop.users import Users
 from slime_cli.manifests import layout
-from slime_cli.options.derive import evaluation_sets
+from slime_cli.options.evaluations import evaluation_sets
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.rollout.chat import Rendered
 from slime_cli.rollout.evaluate import evaluate
@@ -45,7 +45,7 @@ class Evaluations:
         rollout_id: int = 0,
         users: Users | None = None,
     ) -> None:
-        """All sets of ``--eval-prompt-data``, answered by the weights of ``step``; or those of a user's function.
+        """All evaluation sets, answered by the weights of ``step``; or those of a user's function.
         ``rollout_id``: rollouts that made these weights."""
         users = users or Users(types.SimpleNamespace())
         path = layout.evaluation(self.folder, step)
@@ -63,11 +63,11 @@ class Evaluations:
 
     async def _evaluated(self, generator: Generator, render: Render) -> list[tuple[dict[str, Any], list[Sample]]]:
         found = []
-        for (name, _), source in zip(evaluation_sets(self.s), evaluations_of(self.s), strict=True):
+        for one, source in zip(evaluation_sets(self.s), evaluations_of(self.s), strict=True):
             assert source is not None, "none is left out"
             judged: list[Sample] = []
-            with self.shared.screen.progress(f"evaluating {name}", len(source)) as advance:
-                given = (name, source, generator, lambda row: self._rendered(row, render), advance, judged.extend)
+            with self.shared.screen.progress(f"evaluating {one.name}", len(source)) as advance:
+                given = (one, source, generator, lambda row: self._rendered(row, render), advance, judged.extend)
                 found.append((await evaluate(*given), judged))
         return found
 

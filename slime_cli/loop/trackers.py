@@ -80,6 +80,7 @@ class Trackers:
             values[name] = result["reward_mean"]
             more = {key: value for key, value in result.items() if key != "reward_mean" and _is_number(value)}
             values |= {f"{name}-{key}": float(value) for key, value in more.items()}
+            values |= {f"{name}-pass@{k}": rate for k, rate in result["pass_at"].items()}
         self._log(values, rollout, step)
 
     def close(self) -> None:

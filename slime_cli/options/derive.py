@@ -3,8 +3,6 @@
 What contradicts itself is left as given for :mod:`slime_cli.options.checks` to report.
 """
 
-import pathlib
-import re
 from collections.abc import Collection
 from typing import Any
 
@@ -93,17 +91,6 @@ def _one_teacher(slime: SlimeOptions) -> bool:
     return slime.use_opd and bool(slime.opd_teacher_url) != bool(slime.opd_teacher_load)
 
 
-def evaluation_sets(slime: SlimeOptions) -> list[tuple[str, str]]:
-    """``(name, source)`` of each set of ``--eval-prompt-data``; a source alone is named after its file or task."""
-    words = slime.eval_prompt_data or []
-    if len(words) == 1:
-        source = re.sub(r"@\[[^\]]*\]$", "", words[0])
-        scheme, colon, rest = source.partition(":")
-        inside = rest if colon and scheme in ("reasoning-gym", "datasets") else source
-        return [(pathlib.PurePath(inside.partition("?")[0]).stem or source, words[0])]
-    return list(zip(words[::2], words[1::2], strict=False))
-
-
 def longest(slime: SlimeOptions, prompt: int = 0) -> int:
     """Tokens that a sample can have, as far as options bound them; ``prompt`` stands in where none bounds prompts."""
     whole = (slime.rollout_max_prompt_len or prompt) + (slime.rollout_max_response_len or 0)
@@ -147,7 +134,7 @@ def _engine_devices(slime: SlimeOptions) -> int:
     """As many as the trainer has when colocated; none when nothing is generated here; else one engine's."""
     if slime.rollout_endpoint:
         return 0
-    if slime.loss_type == "sft_loss" and not slime.eval_prompt_data:
+    if slime.loss_type == "sft_loss" and not (slime.eval_prompt_data or slime.eval_config):
         return 0
     if slime.colocate:
         return slime.actor_num_nodes * slime.actor_num_gpus_per_node

@@ -11,9 +11,6 @@ _TEXT = """
 --check-weight-update-equal
     leave it out: every version is proven in every engine
 
---eval-config
-    leave it out: --eval-prompt-data takes NAME PATH pairs, and all sets are sampled with the same --eval-* options
-
 --rollout-buffer-url --fetch-trajectory-retry-times --min-batch-collection-ratio --rollout-task-type
     leave it out: no server of rollouts is asked; --custom-generate-function-path generates one sample,
     --custom-rm-path rewards it

@@ -13,6 +13,7 @@ from typing import Any
 from slime_cli.buffer.types import PromptRow, RowError, Sample, Status
 from slime_cli.errors import DataError
 from slime_cli.models.tokens import MARK, NotText, Tokens, load
+from slime_cli.options.evaluations import longest_answer
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.rollout import template
 
@@ -99,7 +100,7 @@ class RenderOptions:
             special_tokens=s.special_tokens_in_data,
             context=context,
             training=Lengths.of(s.rollout_max_prompt_len, s.rollout_max_response_len, s.rollout_max_context_len, users),
-            evaluation=Lengths.of(s.eval_max_prompt_len, s.eval_max_response_len, s.eval_max_context_len, users),
+            evaluation=Lengths.of(s.eval_max_prompt_len, longest_answer(s), s.eval_max_context_len, users),
             stop_token_ids=tuple(s.rollout_stop_token_ids or ()),
             stop_texts=tuple(s.rollout_stop or ()),
         )

@@ -15,12 +15,13 @@ import numpy as np
 
 from slime_cli.buffer.types import Group, PromptRow, Sample, Status, trajectories
 from slime_cli.errors import DataError
+from slime_cli.options.evaluations import EvaluationSet
 from slime_cli.rollout.concurrent import side_by_side
 from slime_cli.rollout.generate import Generator
 
 
 async def evaluate(
-    name: str,
+    evaluated: EvaluationSet,
     source: Any,
     generator: Generator,
     render: Callable[[PromptRow], Any],
@@ -29,7 +30,8 @@ async def evaluate(
 ) -> dict[str, Any]:
     """Figures of one evaluation set: mean reward and pass@k with their standard errors over prompts, truncation,
     failures by reason. ``judged`` is told of the rewarded samples."""
-    a: types.SimpleNamespace = generator.args
+    a = evaluated.options
+    name = evaluated.name
     params = generator.sampling_params() | {
         "temperature": a.eval_temperature,
         "top_p": a.eval_top_p,
@@ -49,7 +51,13 @@ async def evaluate(
         if rendered is None:
             return [], []
         leased = [
-            Sample(index=i * n + k, group_index=i, prompt=rendered.text, label=row.label, metadata=dict(row.metadata))
+            Sample(
+                index=i * n + k,
+                group_index=i,
+                prompt=rendered.text,
+                label=row.label,
+                metadata=evaluated.metadata_of(row.metadata),
+            )
             for k in range(n)
         ]
         answers = await generator.answered(Group(i, row, rendered, [], leased), params)
@@ -73,7 +81,8 @@ async def evaluate(
         streak.end()
     judged(samples)
     truncated = [sample.status is Status.TRUNCATED for sample in samples]
-    return result_of(name, rewards_PN, truncated, failures, len(rows) - len(rewards_PN))
+    found = result_of(name, rewards_PN, truncated, failures, len(rows) - len(rewards_PN))
+    return found | {"settings": evaluated.settings()}
 
 
 def result_of(

@@ -30,9 +30,9 @@ def evaluations(tmp_path, monkeypatch):
     """One set of two rows, the second of which does not render. The answers are scripted."""
     (tmp_path / "rows.jsonl").write_text('{"input": "1"}\n{"input": "2"}\n')
 
-    async def evaluate(name, source, generator, render, progress, judged):
+    async def evaluate(one, source, generator, render, progress, judged):
         rendered = [render(row) for row in source]
-        return RESULT | {"pass_at": PASS_AT, "dataset": name, "rendered": rendered}
+        return RESULT | {"pass_at": PASS_AT, "dataset": one.name, "rendered": rendered}
 
     monkeypatch.setattr(evaluating, "evaluate", evaluate)
     s = SlimeOptions(

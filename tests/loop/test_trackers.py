@@ -22,6 +22,7 @@ from slime_cli.options.resolve import Resolved, resolve
 
 LINE = {"phase": "train", "rollout_id": 4, "step": 9, "reward_mean": 0.5, "train/loss": 1, "dropped": {"x": 1}}
 RESULT = {"dataset": "aime", "prompts": 3, "reward_mean": 0.25, "truncated_ratio": 0.5, "reward_standard_error": None}
+RESULT["pass_at"] = {"1": 0.25, "2": 0.5}
 
 
 def options(words: str) -> Resolved:
@@ -124,6 +125,8 @@ def test_wandb_is_told_of_rollouts_and_evaluations_and_a_resume_continues_its_ru
             "eval/aime": 0.25,
             "eval/aime-prompts": 3.0,
             "eval/aime-truncated_ratio": 0.5,
+            "eval/aime-pass@1": 0.25,
+            "eval/aime-pass@2": 0.5,
             "rollout/step": 5,
             "train/step": 10,
         },

@@ -9,7 +9,8 @@ from rich.console import Console
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device
 from slime_cli.options.checks import check, layout, off_policy
-from slime_cli.options.derive import FULLY_ASYNC, evaluation_sets, longest
+from slime_cli.options.derive import FULLY_ASYNC, longest
+from slime_cli.options.evaluations import evaluation_sets
 from slime_cli.options.memory import estimate
 from slime_cli.options.render import render
 from slime_cli.options.resolve import Resolved, resolve
@@ -157,7 +158,7 @@ WITHOUT_EFFECT = [
     ),
     ("--custom-tis-function-path a.b", "--custom-tis-function-path", "without --use-tis or --get-mismatch-metrics"),
     ("--opd-kl-coef 2", "--opd-kl-coef", "without --use-opd"),
-    ("--eval-top-p 0.5", "--eval-top-p", "without --eval-prompt-data"),
+    ("--eval-top-p 0.5", "--eval-top-p", "without --eval-prompt-data or --eval-config"),
     ("--stop-at-loss 0.1", "--stop-at-loss", "with --loss-type policy_loss, only with sft_loss"),
     (
         "--custom-loss-function-path a.b",
@@ -245,7 +246,8 @@ def test_a_teacher_in_rm_url_is_taken_as_in_slimes_scripts():
 )
 def test_an_evaluation_set_alone_is_named_after_its_file(words, sets):
     found = resolved(f"--eval-interval 2 --eval-prompt-data {words}")
-    assert check(found) == [] and evaluation_sets(found.slime) == sets
+    assert check(found) == []
+    assert [(one.name, one.path) for one in evaluation_sets(found.slime)] == sets
 
 
 def test_what_slimes_scripts_say_of_what_is_so_anyway():

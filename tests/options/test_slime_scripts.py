@@ -12,6 +12,7 @@ from slime_cli.options.managed import refusal
 from slime_cli.options.not_yet import NOT_YET
 
 PASS = """
+examples/eval_multi_task_multi_task.sh
 examples/fully_async_run-qwen2.5-0.5B-fully_async.sh
 examples/multi_agent_run-qwen3-30B-A3B-multi-agent.sh
 examples/on_policy_distillation_run-qwen3-8B-opd-megatron.sh
@@ -56,8 +57,6 @@ REASONS = {
     "--data-pad-size-multiplier": "--max-tokens-per-gpu bounds a micro-batch",
     "--num-layers": "is not a multiple of --pipeline-model-parallel-size",
     "": "cannot be split into expert tensor 1 x expert 8 x pipeline 2",
-    "--eval-config": "NAME PATH pairs",
-    "--eval-interval": "without --eval-prompt-data",
     "--save-debug-rollout-data": "holds every sample",
     "--update-weight": "",
 }

@@ -18,6 +18,7 @@ from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.places import Place
 from slime_cli.buffer.types import PromptRow, Sample, Status, trajectories
 from slime_cli.errors import DataError, EngineError, UsageError
+from slime_cli.options.evaluations import EvaluationSet
 from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.boundary import Boundary
 from slime_cli.rollout.client import RouterClient
@@ -248,7 +249,9 @@ async def test_in_evaluation_a_trajectory_scores_the_mean_of_its_siblings(path):
     script = {0: [("0",), ("wrong",), ("0",), ("0",)], 1: [], 2: [("own", 0.25)], 3: ("1", None, Status.TRUNCATED)}
     args = options(path, script, n_samples_per_eval_prompt=2)
     async with RewardPool(1, 10) as rewards:
-        found = await evaluate("set", Source(), Generator(args, client(), rewards), render, lambda count: None)
+        found = await evaluate(
+            EvaluationSet("set", "", args), Source(), Generator(args, client(), rewards), render, lambda count: None
+        )
     assert found["reward_mean"] == pytest.approx((0.75 + 0 + 0.25 + 1) / 4)
     assert (found["prompts"], found["trajectories"], found["samples"], found["failures"]) == (
         2,
@@ -269,7 +272,9 @@ async def test_an_answer_is_cut_where_prompt_and_answer_have_their_length_togeth
     tokens = len(render(Source()[0]).tokens)
     await rollout(journal, args, n=1)
     async with RewardPool(1, 10) as rewards:
-        await evaluate("set", Source(), Generator(args, client(), rewards), render, lambda count: None)
+        await evaluate(
+            EvaluationSet("set", "", args), Source(), Generator(args, client(), rewards), render, lambda count: None
+        )
     trained = [params for evaluation, params in args.asked if not evaluation]
     evaluated = [params for evaluation, params in args.asked if evaluation]
     assert trained and evaluated
@@ -448,7 +453,7 @@ async def test_evaluation_reads_its_own_reward_key_and_what_has_no_number_there_
         generator = Generator(args, client(), rewards)
         source = Source()
         source.rows = source.rows[:1]
-        found = await evaluate("set", source, generator, render, lambda count: None)
+        found = await evaluate(EvaluationSet("set", "", generator.args), source, generator, render, lambda count: None)
     assert found["failures"] == {"reward_bad_value": 3} and found["reward_mean"] == pytest.approx(0.75 / 5)
 
 
@@ -467,7 +472,11 @@ async def test_a_column_that_the_options_need_must_be_there_except_in_evaluation
     args.seen = []
     async with RewardPool(1, 10) as rewards:
         found = await evaluate(
-            "set", Source(), Generator(args, client(), rewards, boundary=boundary), render, lambda count: None
+            EvaluationSet("set", "", args),
+            Source(),
+            Generator(args, client(), rewards, boundary=boundary),
+            render,
+            lambda count: None,
         )
     assert found["failures"] == {} and args.seen == [(0, True), (1, True)]
 
@@ -574,7 +583,11 @@ async def evaluated(path, script, n=2, failures=None, **case):
     args = options(path, script, n_samples_per_eval_prompt=n, seen=[], **{"generate": "scripted", **case})
     async with RewardPool(1, 10) as rewards:
         return await evaluate(
-            "set", Source(), Generator(args, client(), rewards, failures=failures), render, lambda count: None
+            EvaluationSet("set", "", args),
+            Source(),
+            Generator(args, client(), rewards, failures=failures),
+            render,
+            lambda count: None,
         )
 
 
@@ -597,7 +610,13 @@ async def test_an_evaluation_of_which_no_row_can_be_used_says_so(path):
     args = options(path, ["fine"], generate="scripted", seen=[], n_samples_per_eval_prompt=1)
     async with RewardPool(1, 10) as rewards:
         with pytest.raises(DataError, match="evaluation set: none of its 2 rows can be used"):
-            await evaluate("set", Source(), Generator(args, client(), rewards), lambda row: None, lambda count: None)
+            await evaluate(
+                EvaluationSet("set", "", args),
+                Source(),
+                Generator(args, client(), rewards),
+                lambda row: None,
+                lambda count: None,
+            )
 
 
 async def test_an_evaluation_counts_what_failed_by_reason(path):
@@ -676,7 +695,9 @@ async def test_an_evaluation_that_this_run_cut_off_continues(path):
         args, ends = cut_short(path, {1: "answers"})
         args.n_samples_per_eval_prompt = 1
         task = asyncio.create_task(
-            evaluate("held-out", Source(), Generator(args, ends, rewards), render, lambda n: None)
+            evaluate(
+                EvaluationSet("held-out", "", args), Source(), Generator(args, ends, rewards), render, lambda n: None
+            )
         )
         while not args.waits:
             await asyncio.sleep(0)
@@ -732,3 +753,18 @@ def test_pass_at_k_is_the_share_of_choices_of_k_answers_that_hold_a_right_one():
     assert {k: rate for k, (rate, _) in by_hand.items()} == pytest.approx({1: 3 / 8, 2: 2 / 3, 4: 1})
     result = result_of("s", [[1.0, 0.0]], [False, True])
     assert result["pass_at"] == {"1": 0.5, "2": 1.0} and result["pass_at_standard_error"] == {"1": None, "2": None}
+
+
+async def test_a_set_has_its_own_sampling_and_reward(path):
+    """Of its options alone; what its metadata names takes the place of the rows'."""
+    seen = []
+    args = options(
+        path, ["fine"] * 2, generate="scripted", seen=seen, n_samples_per_eval_prompt=1, eval_temperature=1.0
+    )
+    mine = types.SimpleNamespace(**{**vars(args), "n_samples_per_eval_prompt": 3, "eval_temperature": 0.25})
+    one = EvaluationSet("mine", "", mine, {"rm_type": "random", "k": 1})
+    async with RewardPool(1, 10) as rewards:
+        found = await evaluate(one, Source(), Generator(args, client(), rewards), render, lambda count: None)
+    assert found["trajectories"] == 6 and found["dataset"] == "mine" and "2" in found["pass_at"]
+    assert found["settings"]["n_samples_per_eval_prompt"] == 3 and found["settings"]["temperature"] == 0.25
+    assert one.metadata_of({"k": 2, "custom_rm_path": "x", "rm_type": "f1"}) == {"k": 1, "rm_type": "random"}

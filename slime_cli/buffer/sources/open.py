@@ -26,7 +26,7 @@ from slime_cli.buffer.sources.files import (
 from slime_cli.buffer.sources.gym import GymSource
 from slime_cli.buffer.sources.users import UserSource
 from slime_cli.errors import DataError, UsageError
-from slime_cli.options.derive import evaluation_sets
+from slime_cli.options.evaluations import evaluation_sets
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.text import nearest
 
@@ -73,10 +73,19 @@ def prompts_of(s: SlimeOptions) -> PromptSource:
 
 
 def evaluations_of(s: SlimeOptions, left_out: Sequence[str] = ()) -> list[PromptSource | None]:
-    """The sets of ``--eval-prompt-data``, in order; None for one that is ``left_out``."""
-    uris = [uri for _, uri in evaluation_sets(s)]
-    keys = (s.eval_input_key or "", s.eval_label_key, s.eval_tool_key or "")
-    return [None if uri in left_out else _opened(s, uri, *keys) for uri in uris]
+    """The evaluation sets, in order; None for one that is ``left_out``."""
+    return [
+        None
+        if one.path in left_out
+        else _opened(
+            one.options,
+            one.path,
+            one.options.eval_input_key or "",
+            one.options.eval_label_key,
+            one.options.eval_tool_key or "",
+        )
+        for one in evaluation_sets(s)
+    ]
 
 
 def _opened(s: SlimeOptions, uri: str, input_key: str, label_key: str | None, tool_key: str) -> PromptSource:

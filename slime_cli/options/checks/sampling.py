@@ -1,11 +1,14 @@
 """How answers are sampled, rewarded and evaluated."""
 
 import math
+import pathlib
 from collections.abc import Iterator
 
+from slime_cli.errors import UsageError
 from slime_cli.options.checks.common import Problem, no_effect
 from slime_cli.options.checks.functions import of_user
 from slime_cli.options.checks.off_policy import cut
+from slime_cli.options.evaluations import evaluation_sets
 from slime_cli.options.resolve import Resolved
 
 
@@ -53,8 +56,21 @@ def evaluation(r: Resolved) -> Iterator[Problem | str]:
         yield f"--eval-prompt-data has {len(data)} words", fix
     elif len(set(data[::2])) < len(data) // 2:
         yield f"--eval-prompt-data names a set twice: {' '.join(data[::2])}", "give each its own name"
-    if s.eval_interval and not data:
-        yield "--eval-interval without --eval-prompt-data", "give a set to evaluate on"
+    if s.eval_config and data:
+        yield "--eval-config with --eval-prompt-data: the sets come from one of them", "leave one out"
+    if s.eval_interval and not (data or s.eval_config):
+        yield "--eval-interval without --eval-prompt-data or --eval-config", "give a set to evaluate on"
+    if s.eval_config and not pathlib.Path(s.eval_config).exists():
+        return  # on this machine; whoever opens the data says so
+    try:
+        sets = evaluation_sets(s)
+    except UsageError as error:
+        yield error.message, error.fix
+        return
+    for one in sets:
+        if s.custom_rm_path and "rm_type" in one.metadata and "custom_rm_path" not in one.metadata:
+            said = f"--eval-config: {one.name} has an rm_type, and --custom-rm-path rewards every sample"
+            yield said, "give the set a custom_rm_path too, or train with --rm-type"
 
 
 TRAIN = (sampling, reward, evaluation)

@@ -13,7 +13,7 @@ class Reward:
     group_rm: bool = option(False, "Reward the samples of a group in one call.")
     reward_key: str | None = option(None, "Entry to train on when a reward is a dict.")
     eval_reward_key: str | None = option(
-        None, "Entry to report in evaluation; --reward-key.", needs=given("eval_prompt_data")
+        None, "Entry to report in evaluation; --reward-key.", needs=given("eval_prompt_data", "eval_config")
     )
     rm_timeout: float = option(
         10.0, "Seconds after which one reward computation is given up, and counted.", bounds=ABOVE_0, resume="free"
