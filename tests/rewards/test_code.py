@@ -7,15 +7,20 @@
 5. What a machine does not offer is said, and the tests run all the same.
 """
 
+import asyncio
 import json
 import os
 import pathlib
 import time
+import types
 
 import pytest
 
+from slime_cli.buffer.types import Sample
+from slime_cli.buffer.values import RewardFailure
 from slime_cli.rewards import sandbox
 from slime_cli.rewards.graders import GraderError, code, grade, limits
+from slime_cli.rewards.rewards import RewardPool
 
 ADD = "def add(a, b):\n    return a + b"
 ECHO = "print(int(input()) * 2)"
@@ -283,3 +288,19 @@ def test_no_process_and_no_folder_is_left():
     before = set(pathlib.Path("/tmp").glob("slime-code-*"))
     ran("import os; open('left', 'w').write('x')")
     assert not {path for path in pathlib.Path("/tmp").glob("slime-code-*") if (path / "left").exists()} - before
+
+
+async def test_programs_in_the_pool_have_the_workers_time():
+    """What --rm-timeout is reaches the grader; a program that takes all of its time costs no worker."""
+    names = ("rm_url", "custom_rm_path", "group_rm", "reward_key", "eval_reward_key")
+    args = types.SimpleNamespace(rm_type="code", **dict.fromkeys(names))
+    metadata = {"tests": DOUBLES, "time_limit": 0.2}
+    programs = [ECHO, "while True: pass", "print(2)", ECHO]
+    samples = [Sample(i, 0, response=fenced(one), metadata=metadata) for i, one in enumerate(programs)]
+    async with RewardPool(1, 100.0) as pool:
+        found = await asyncio.gather(*(pool.score(sample, args) for sample in samples))
+        assert pool.workers.replaced == 0
+    assert found == [1.0, 0.0, 0.0, 1.0]
+    async with RewardPool(1, 0.02) as pool:
+        failure = await pool.score(samples[0], args)
+    assert isinstance(failure, RewardFailure) and ("too busy" in failure.detail or failure.kind == "timeout")
