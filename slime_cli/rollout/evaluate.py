@@ -32,14 +32,7 @@ async def evaluate(
     failures by reason. ``judged`` is told of the rewarded samples."""
     a = evaluated.options
     name = evaluated.name
-    params = generator.sampling_params() | {
-        "temperature": a.eval_temperature,
-        "top_p": a.eval_top_p,
-        "top_k": a.eval_top_k,
-        "min_new_tokens": a.eval_min_new_tokens,
-        "max_new_tokens": a.eval_max_response_len,
-    }
-    n = a.n_samples_per_eval_prompt
+    params = generator.sampling_params() | _sampling(evaluated)
     streak = generator.failures.streak(f"prompts of evaluation {name}")
     failures: collections.Counter[str] = collections.Counter()
 
@@ -50,16 +43,7 @@ async def evaluate(
         rendered = render(row)
         if rendered is None:
             return [], []
-        leased = [
-            Sample(
-                index=i * n + k,
-                group_index=i,
-                prompt=rendered.text,
-                label=row.label,
-                metadata=evaluated.metadata_of(row.metadata),
-            )
-            for k in range(n)
-        ]
+        leased = _leased(evaluated, i, row, rendered.text)
         answers = await generator.answered(Group(i, row, rendered, [], leased), params)
         samples, failed = answers.whole, answers.failed
         progress(1)
@@ -83,6 +67,33 @@ async def evaluate(
     truncated = [sample.status is Status.TRUNCATED for sample in samples]
     found = result_of(name, rewards_PN, truncated, failures, len(rows) - len(rewards_PN))
     return found | {"settings": evaluated.settings()}
+
+
+def _sampling(evaluated: EvaluationSet) -> dict[str, Any]:
+    """The set's own sampling, in the engine's words."""
+    a = evaluated.options
+    return {
+        "temperature": a.eval_temperature,
+        "top_p": a.eval_top_p,
+        "top_k": a.eval_top_k,
+        "min_new_tokens": a.eval_min_new_tokens,
+        "max_new_tokens": a.eval_max_response_len,
+    }
+
+
+def _leased(evaluated: EvaluationSet, i: int, row: PromptRow, text: str) -> list[Sample]:
+    """The samples of the i-th prompt, before they are generated."""
+    n = evaluated.options.n_samples_per_eval_prompt
+    return [
+        Sample(
+            index=i * n + k,
+            group_index=i,
+            prompt=text,
+            label=row.label,
+            metadata=evaluated.metadata_of(row.metadata),
+        )
+        for k in range(n)
+    ]
 
 
 def result_of(
