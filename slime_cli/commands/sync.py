@@ -1,4 +1,4 @@
-"""``slime sync``: versions into the engines of an endpoint, proven to be there; and back."""
+"""``slime sync``: versions into an endpoint's engines, proven to be there; and back."""
 
 import argparse
 import contextlib
@@ -23,11 +23,11 @@ _NAME = re.compile(r"(?!(?:hf|applied)$)\w[\w.-]*")
 """The form of a version's name. A checkpoint's weights lie in ``hf`` before they are published, the copy that deltas
 are applied to in ``applied``."""
 VERBS = {
-    "push": "a checkpoint or a version into the engines; what fails is rolled back (also without a verb)",
+    "push": "a checkpoint or version into the engines; undone if it fails",
     "publish": "a checkpoint as a version in --publish DIR; no engine is asked",
-    "verify": "compare what the engines hold with the version that they name, or with --load",
+    "verify": "compare the engines with the version they name, or --load",
     "rollback": "the version that was there before the last push",
-    "list": "the versions beside the endpoint (or in --publish DIR), and what each engine holds",
+    "list": "versions beside the endpoint, and what each engine holds",
 }
 _NEEDS = {"push": ("load", "rollout_endpoint"), "publish": ("load", "publish")}
 _READS = {
