@@ -111,12 +111,13 @@ def _publish_only(args: argparse.Namespace, say: Say) -> None:
 
 
 def _verify(args: argparse.Namespace, say: Say) -> None:
-    from slime_cli.weights.folder import opened
+    from slime_cli.weights.folder import if_whole
 
     pushing = _pushing(args, _attached(args), say)
-    if args.load and not (pathlib.Path(args.load) / layout.MANIFEST).exists():
+    version = if_whole(pathlib.Path(args.load)) if args.load else pushing.held()
+    if version is None:
         raise UsageError(f"--load {args.load} is no published version", "slime sync publish makes one")
-    _say_proofs(pushing.verify(opened(pathlib.Path(args.load)) if args.load else pushing.held()), say)
+    _say_proofs(pushing.verify(version), say)
 
 
 def _rollback(args: argparse.Namespace, say: Say) -> None:
@@ -127,15 +128,14 @@ def _rollback(args: argparse.Namespace, say: Say) -> None:
 
 def _list(args: argparse.Namespace, say: Say) -> None:
     from slime_cli.weights import applying
-    from slime_cli.weights.folder import opened
+    from slime_cli.weights.folder import if_whole
 
     root = _root(args)
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         if path.name not in (layout.APPLIED, "hf") and path.is_dir() and not path.name.startswith("."):
-            if not (path / layout.MANIFEST).exists():
+            if (version := if_whole(path)) is None:
                 say(f"{path.name}: not whole, nothing takes it for a version")
                 continue
-            version = opened(path)
             size = sum(file.stat().st_size for file in path.iterdir())
             base = f", {version.manifest.encoding} of {version.manifest.base}" if version.manifest.base else ""
             lost = "" if applying.is_whole(version) else ", and what it needs is not there"
@@ -173,7 +173,7 @@ def _published(args: argparse.Namespace, say: Say, check: Callable[[pathlib.Path
     """The version that --load is, or one made from the checkpoint there. ``check`` refuses a model."""
     from slime_cli.models import whole
     from slime_cli.weights import applying
-    from slime_cli.weights.folder import opened
+    from slime_cli.weights.folder import if_whole, opened
 
     source = pathlib.Path(args.load)
     if not source.exists():
@@ -183,8 +183,7 @@ def _published(args: argparse.Namespace, say: Say, check: Callable[[pathlib.Path
         raise UsageError(
             f"--ckpt-step {args.ckpt_step}: --load {source} holds no torch_dist checkpoints", "leave it out"
         )
-    if (source / layout.MANIFEST).exists():
-        version = opened(source, args.weight_version)
+    if version := if_whole(source, args.weight_version):
         check(applying.chain(version)[0].path)  # a delta has no config
         return version
     root = _root(args)

@@ -65,6 +65,11 @@ def opened(path: pathlib.Path, name: str | None = None) -> Folder:
     return Folder(path, name or manifest.version, manifest)
 
 
+def if_whole(path: pathlib.Path, name: str | None = None) -> Folder | None:
+    """:func:`opened`, or None where no whole version is in ``path``."""
+    return opened(path, name) if (path / layout.MANIFEST).exists() else None
+
+
 def as_folder(version: Version) -> Folder:
     assert isinstance(version, Folder), f"{version.name} was not written to a disk"
     return version

@@ -15,7 +15,7 @@ from slime_cli.errors import DataError, EngineError
 from slime_cli.manifests import layout
 from slime_cli.manifests.proof import Proof, verified
 from slime_cli.weights import applying, verification
-from slime_cli.weights.folder import Folder, opened
+from slime_cli.weights.folder import Folder, if_whole, opened
 from slime_cli.weights.transports.disk import load
 
 FIRST = "default"
@@ -107,9 +107,8 @@ class Pushing:
                     return self._open(pushed)
                 except DataError:
                     return None
-        beside = self.record.parent / layout.WEIGHTS / (name or "")
-        if name and (beside / layout.MANIFEST).exists():
-            return opened(beside, name)
+        if name and (beside := if_whole(self.record.parent / layout.WEIGHTS / name, name)):
+            return beside
         if name == FIRST and pathlib.Path(self.endpoint.model, "config.json").is_file():
             return self._open(manifests.Pushed(version=FIRST, folder=self.endpoint.model))
         return None

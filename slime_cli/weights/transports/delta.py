@@ -13,7 +13,7 @@ from slime_cli.manifests import layout
 from slime_cli.manifests.proof import Proof
 from slime_cli.weights import applying, verification
 from slime_cli.weights.encoding import Encoding
-from slime_cli.weights.folder import Folder, as_folder, opened, remove
+from slime_cli.weights.folder import Folder, as_folder, if_whole, opened, remove
 from slime_cli.weights.transport import BUFFER, Learner, Version, Writing
 from slime_cli.weights.transports.disk import load
 
@@ -76,11 +76,8 @@ class Delta:
         return verification.verify(sent if sent and sent.name == version.name else self._applied(version), engines)
 
     def kept(self, step: int) -> Folder | None:
-        path = layout.version(self.folder, step)
-        if not (path / layout.MANIFEST).exists():
-            return None
-        version = opened(path)
-        return version if applying.is_whole(version) else None
+        version = if_whole(layout.version(self.folder, step))
+        return version if version and applying.is_whole(version) else None
 
     def restore(self, version: Version, learner: Learner) -> None:
         learner.load_published(str(self._applied(version).path))
@@ -102,4 +99,5 @@ class Delta:
 
 
 def _base(path: pathlib.Path) -> str | None:
-    return opened(path).manifest.base if (path / layout.MANIFEST).exists() else None
+    version = if_whole(path)
+    return version.manifest.base if version else None

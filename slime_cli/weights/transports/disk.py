@@ -12,7 +12,7 @@ from slime_cli.manifests import layout
 from slime_cli.manifests.proof import Proof
 from slime_cli.weights import verification
 from slime_cli.weights.applying import Copy
-from slime_cli.weights.folder import Folder, as_folder, opened, remove
+from slime_cli.weights.folder import Folder, as_folder, if_whole, opened, remove
 from slime_cli.weights.transport import BUFFER, Learner, Version, Writing
 
 LOAD_TIMEOUT = 1800.0
@@ -51,8 +51,7 @@ class Disk:
         return verification.verify(version, engines)
 
     def kept(self, step: int) -> Folder | None:
-        path = layout.version(self.folder, step)
-        return opened(path) if (path / layout.MANIFEST).exists() else None
+        return if_whole(layout.version(self.folder, step))
 
     def restore(self, version: Version, learner: Learner) -> None:
         learner.load_published(str(as_folder(version).path))
