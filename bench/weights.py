@@ -1,4 +1,4 @@
-"""What a version costs on this disk: whole, and as a delta where some of a bf16 model's values have changed."""
+"""The cost of a version on this disk: whole, and as a delta where some of a bf16 model's values have changed."""
 
 import os
 import pathlib

@@ -36,7 +36,7 @@ class _Heard:
         self.count = 0
         self.stopping = False
         self.left: list[object] = []
-        """What did not end."""
+        """Tasks and threads that did not end."""
         self.ask: Callable[[], object] | None = None
         """Asks an event loop to stop; None where there is none."""
 

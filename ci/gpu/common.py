@@ -1,4 +1,4 @@
-"""What the checks of this folder share: commands of slime as a user starts them, and JSON lines of what they did.
+"""Shared by the checks of this folder: commands of slime as a user starts them, and JSON lines of what they did.
 
 Each check is one script that runs on a machine with a GPU in the repository's root, in one call of a few minutes.
 It prints a JSON line for every rollout as it ends and for every result, and ends with exit code 1 when a bound is not

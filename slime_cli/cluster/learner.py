@@ -26,7 +26,7 @@ class Begun:
     """Those that rank 0 holds."""
     device: str
     warning: str
-    """What the user should know of how it is computed; empty when there is nothing."""
+    """A sentence that tells the user how it is computed; empty when there is nothing to tell."""
     kernels: str = ""
     """Which fast ways of computing the device was found to have, each with what is used; empty on a CPU."""
 

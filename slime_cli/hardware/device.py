@@ -157,7 +157,7 @@ def engine_defaults() -> dict[str, object]:
 
 
 def engine_words(given: Collection[str]) -> list[str]:
-    """What the user should know of :func:`engine_defaults`, given what they said themselves."""
+    """Sentences that tell the user about :func:`engine_defaults`. ``given``: options that they set themselves."""
     if find().kind == "cpu":
         return []
     graphs = "cuda_graph_backend_prefill"

@@ -35,7 +35,7 @@ print(json.dumps({"problems": found, "major": torch.cuda.get_device_capability()
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """What was found on this machine."""
+    """The kernel libraries that were found on this machine."""
 
     problems: dict[str, str]
     """Module -> why it does not load."""

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 TRIED: dict[str, str] = {}
-"""What was tried in this process -> what it is computed with, and why where that is not the fast way."""
+"""Each operation that was tried in this process -> the kernel that computes it, with the reason where that is not
+the fast one."""
 
 
 class Wrong(Exception):
@@ -21,7 +22,7 @@ class Wrong(Exception):
 
 
 def attempt[T](name: str, fast: str, plain: str, trial: Callable[[], T]) -> T | None:
-    """What ``trial`` gives; None where it fails, which is kept for :func:`found`."""
+    """The result of ``trial``; None where it fails, and :func:`found` then has the reason."""
     try:
         out = trial()
     except Exception as error:
@@ -163,7 +164,7 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, in
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What heads look like."""
+    """Device, dtype and sizes of the attention heads that a trial is made with."""
 
     device: torch.device
     dtype: torch.dtype

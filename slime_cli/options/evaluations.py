@@ -61,7 +61,7 @@ class EvaluationSet:
         return kept | self.metadata
 
     def settings(self) -> dict[str, Any]:
-        """What its answers were asked for with, for the result's file."""
+        """The sampling and fields that its answers were generated with, for the result's file."""
         return {key: getattr(self.options, dest) for key, dest in KEYS.items() if not key.endswith("_key")}
 
 

@@ -7,12 +7,13 @@ block.
 What stock SGLang (0.5.16) does, measured in ``tests/end_to_end/test_engine_control.py``:
 
 * :func:`pause` keeps requests in the engine, at the token where they were. Requests that arrive later wait at its door.
-  Weights can change meanwhile, but the cache cannot be flushed: an update with ``flush_cache`` ends a paused engine
-  that has requests. After :func:`resume` they continue with the new weights over the keys and values of the old ones.
+  Weights can change meanwhile, but the cache cannot be flushed: an update with ``flush_cache`` ends an engine that
+  has requests. After :func:`resume` they continue with the new weights over the keys and values of the old ones.
 * :func:`abort_all` ends every request at the next token, with what it has generated. A paused engine ends its requests
   only when it is resumed, and those at its door are not ended at all.
-* :func:`flush` empties the prefix cache of an engine without requests. The cache serves every later request with the
-  same prefix, whichever weights made it: after a change of weights, flush as soon as nothing is in flight.
+* :func:`slime_cli.engine_api.flush` empties the prefix cache of an engine without requests. The cache serves every
+  later request with the same prefix, whichever weights made it: after a change of weights, flush as soon as nothing is
+  in flight.
 """
 
 from collections.abc import Sequence
@@ -46,8 +47,3 @@ def resume(urls: Sequence[str]) -> None:
 def abort_all(urls: Sequence[str]) -> None:
     """Every request in the engines ends with ``finish_reason`` abort and the tokens that it has, soon after."""
     engine_api.each(urls, lambda url: engine_api.require(url, "/abort_request", {"abort_all": True}, TIMEOUT))
-
-
-def flush(urls: Sequence[str], patience: float = 60) -> None:
-    """:func:`slime_cli.engine_api.flush` on every engine."""
-    engine_api.each(urls, lambda url: engine_api.flush(url, patience))

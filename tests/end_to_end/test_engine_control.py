@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slime_cli import manifests
+from slime_cli import engine_api, manifests
 from slime_cli.errors import EngineError
 from slime_cli.manifests.proof import verified
 from slime_cli.serving import control
@@ -28,6 +28,10 @@ LONG = 480
 """Tokens that an answer has, most of what the model's context takes."""
 BEGUN = 20
 """Tokens after which it is told so."""
+
+
+def flush(urls, patience=60):
+    engine_api.each(urls, lambda url: engine_api.flush(url, patience))
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +203,7 @@ def test_aborted_requests_give_back_what_they_have(old, endpoint, urls):
         assert whole(meta) and 0 < meta["completion_tokens"] < LONG
         assert len(one.answer["output_ids"]) == meta["completion_tokens"] and meta["weight_version"] == "v-old"
     control.abort_all(urls)  # nothing is there any more
-    control.flush(urls)
+    flush(urls)
 
 
 def test_an_abort_reaches_what_is_in_a_running_engine(old, urls):
@@ -232,8 +236,8 @@ def test_a_cache_is_of_the_weights_that_made_it_until_it_is_flushed(old, version
     disk.load(versions["v-new"], urls, flush=False)
     stale, cached = scores(url, PROMPT)
     assert cached > 0
-    control.flush(urls)
-    control.flush(urls)
+    flush(urls)
+    flush(urls)
     fresh, cached = scores(url, PROMPT)
     assert cached == 0
     disk.load(versions["v-new"], urls, flush=True)
@@ -253,9 +257,9 @@ def test_a_request_with_a_key_of_its_own_gets_nothing_that_others_left_in_the_ca
 def test_a_flush_waits_for_requests_that_end_and_leaves_an_engine_with_others_as_it_is(old, urls):
     asked, _ = caught(lambda: [Asked(url, stream=True) for url in urls], pausing(urls, "in_place"))
     with pytest.raises(EngineError, match="prefix cache cannot be flushed"):
-        control.flush(urls, patience=0.3)
+        flush(urls, patience=0.3)
     control.resume(urls)
-    control.flush(urls, patience=240)
+    flush(urls, patience=240)
     for one in asked:
         assert one.meta()["completion_tokens"] == LONG and whole(one.meta())
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from slime_cli import engine_api
 from slime_cli.errors import EngineError
 from slime_cli.serving import control
 from tests.scripted_engine import ScriptedEngine
@@ -10,7 +11,7 @@ COMMANDS = {
     "pause": (control.pause, "/pause_generation", {"mode": "in_place"}),
     "resume": (control.resume, "/continue_generation", {}),
     "abort_all": (control.abort_all, "/abort_request", {"abort_all": True}),
-    "flush": (control.flush, "/flush_cache?timeout=60", {}),
+    "flush": (lambda urls: engine_api.each(urls, engine_api.flush), "/flush_cache?timeout=60", {}),
 }
 
 

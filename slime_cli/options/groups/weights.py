@@ -9,7 +9,7 @@ _DELTA = having("update_weight_mode", "delta")
 
 @group("weights", needs=POLICY)
 class Weights:
-    """What is sent to engines after a step, and by which way."""
+    """How the weights reach the engines after a step: whole or as deltas, and by which transport."""
 
     update_weight_mode: Literal["full", "delta"] = option(
         "full", "Whole versions, or what has changed since the one before.", resume="free"

@@ -21,7 +21,7 @@ _JOINED = re.compile(r"""\s*IFS=(['"]?)(.)[^;]*\1;\s*echo\s+"\$\{(\w+)\[\*\]\}"\
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Note:
-    """What could not be known, and where."""
+    """Something in a script that cannot be known without running it, and its place."""
 
     file: str
     line: int
@@ -55,7 +55,7 @@ class Array:
 
 
 class Variables:
-    """What is known where a word stands."""
+    """The variables that are known at one place of a script, and their values."""
 
     def __init__(self, path: pathlib.Path, environment: Mapping[str, str]) -> None:
         self.environment = environment
