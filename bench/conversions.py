@@ -8,7 +8,6 @@ process imports it once and forks the ranks of every job. Writes ``runs/conversi
 ``docs/conversions.md``. ``python -m bench.conversions [FAMILY...]`` runs some families only and writes nothing.
 """
 
-import json
 import logging
 import os
 import pathlib
@@ -21,10 +20,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from bench.conversion_models import FAMILIES, LENGTHS, loss_weights_TV, make, sequences
 from slime_cli.errors import EngineError, SlimeError
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 LAYOUTS = {
     "single": {},
@@ -33,159 +33,21 @@ LAYOUTS = {
     "ep2": {"expert": 2},
     "tp2 ep2": {"tensor": 2, "expert": 2},
 }
-LENGTHS = [5, 1, 17, 9, 3, 13]
-"""Lengths of the sequences whose logits are compared, in one pack; together a multiple of every tensor parallel
-size."""
 TIMEOUT = 300.0
-
-DENSE: dict[str, Any] = dict(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=64,
-    tie_word_embeddings=False,
-    rms_norm_eps=1e-6,
-    bos_token_id=None,
-    eos_token_id=1,
-    pad_token_id=None,
-)
-EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=24)
-ROUTED = EXPERTS | dict(
-    n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=2.5, n_group=1, topk_group=1
-)
-LATENT = dict(
-    q_lora_rank=24,
-    kv_lora_rank=16,
-    qk_nope_head_dim=8,
-    qk_rope_head_dim=4,
-    v_head_dim=6,
-    num_key_value_heads=4,
-    head_dim=4,
-)
-DEEPSEEK = {k: v for k, v in (DENSE | ROUTED | LATENT).items() if k != "head_dim"} | {"num_hidden_layers": 4}
-
-
-def _yarn(**more: float) -> dict[str, Any]:
-    return {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 16,
-        "mscale": 1.0,
-    } | more
-
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "Qwen3": ("Qwen3", DENSE),
-    "Qwen3, tied": ("Qwen3", DENSE | {"tie_word_embeddings": True}),
-    "Qwen2.5": ("Qwen2", DENSE),
-    "Llama 3": ("Llama", DENSE | {"rope_parameters": LLAMA3}),
-    "MiMo": ("MiMo", DENSE | {"num_nextn_predict_layers": 1}),
-    "Qwen3-MoE": ("Qwen3Moe", DENSE | EXPERTS | {"num_experts": 8, "norm_topk_prob": True}),
-    "DeepSeek-V3": (
-        "DeepseekV3",
-        DEEPSEEK | dict(num_experts_per_tok=4, n_group=4, topk_group=2, rope_parameters=_yarn(mscale_all_dim=1.0)),
-    ),
-    "Kimi-K2": ("DeepseekV3", DEEPSEEK | dict(rope_parameters=_yarn(mscale_all_dim=1.0, beta_fast=1.0, beta_slow=1.0))),
-    "Moonlight": ("DeepseekV3", DEEPSEEK | {"q_lora_rank": None, "n_shared_experts": 2}),
-    "GLM-4.5": (
-        "Glm4Moe",
-        DENSE | ROUTED | dict(num_hidden_layers=4, attention_bias=True, use_qk_norm=True, num_nextn_predict_layers=1),
-    ),
-    "GLM-4.7-Flash": ("Glm4MoeLite", DEEPSEEK),
-    "GLM-5": ("GlmMoeDsa", DEEPSEEK | {"index_topk": 8, "index_head_dim": 8, "index_n_heads": 2}),
-    "GLM-4": ("Glm4", DENSE),
-    "MiniMax-M2": (
-        "MiniMaxM2",
-        DENSE | {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24, "rotary_dim": 4},
-    ),
-    "Qwen3-Next": (
-        "Qwen3Next",
-        DENSE
-        | EXPERTS
-        | dict(
-            num_experts=8,
-            num_hidden_layers=4,
-            shared_expert_intermediate_size=24,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-        ),
-    ),
-}
-"""Family -> prefix of transformers' classes, and fields of its config."""
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-def make(family: str, folder: pathlib.Path) -> None:
-    """A random checkpoint of ``family`` and, beside it, its logits on the sequences and a gradient of its embedding."""
-    import torch
-    import transformers
-
-    name, fields = FAMILIES[family]
-    of = (
-        "Qwen2" if name == "MiMo" else name
-    )  # transformers has no MiMo; but for layers that predict further tokens it is a Qwen2
-    config = getattr(transformers, f"{of}Config")(**fields)
-    torch.manual_seed(11)
-    model = getattr(transformers, f"{of}ForCausalLM")(config).float().eval()
-    with torch.no_grad():
-        for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if key.endswith("e_score_correction_bias") or tensor.dim() > 1 and not key.endswith("inv_freq"):
-                tensor.normal_(std=0.2)
-            elif not key.endswith("inv_freq"):
-                tensor.normal_(mean=0.0 if key.endswith("bias") else 1.0, std=0.2)  # norms of ones would hide a mix-up
-    logits_TV = torch.cat([model(tokens[None]).logits[0] for tokens in sequences()])
-    (logits_TV * loss_weights_TV()).sum().backward()
-    model.save_pretrained(folder)
-    if "num_nextn_predict_layers" in fields:
-        layer = "mtp_layers.0" if name == "MiMo" else f"layers.{config.num_hidden_layers}"
-        _add_further(folder, f"model.{layer}.input_layernorm.weight")
-    torch.save(
-        {"logits_TV": logits_TV.detach(), "grad_VH": model.get_input_embeddings().weight.grad}, folder / "expected.pt"
-    )
-    if of != name:
-        path = folder / "config.json"
-        text = json.loads(path.read_text()) | {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
-        path.write_text(json.dumps(text))
-
-
-def _add_further(folder: pathlib.Path, name: str) -> None:
-    """A tensor of a layer that predicts further tokens; transformers makes none, published checkpoints have them."""
+def emptied(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """The model in ``folder`` with weights of zero: what is copied from there, and not converted, shows."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    path = folder / "model.safetensors"
-    save_file(load_file(path) | {name: torch.randn(DENSE["hidden_size"])}, path, metadata={"format": "pt"})
-
-
-def sequences() -> "list[torch.Tensor]":
-    import torch
-
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(0, DENSE["vocab_size"], (length,), generator=generator) for length in LENGTHS]
-
-
-def loss_weights_TV() -> "torch.Tensor":
-    """The loss whose gradient is compared is the logits' sum with these weights."""
-    import torch
-
-    return torch.randn(sum(LENGTHS), DENSE["vocab_size"], generator=torch.Generator().manual_seed(4))
+    shutil.copytree(model, folder)
+    for file in folder.glob("*.safetensors"):
+        save_file({name: torch.zeros_like(t) for name, t in load_file(file).items()}, file, metadata={"format": "pt"})
+    return folder
 
 
 def exact(before: pathlib.Path, after: pathlib.Path) -> str | None:
@@ -355,8 +217,9 @@ def case(family: str, layout: str, model: pathlib.Path, scratch: pathlib.Path) -
     try:
         config = architecture.read_config(str(model))
         out["architecture"] = architecture.name(config)
-        checkpoint = convert.hf_to_dist(model, scratch / "dist", **sizes, force=True, run=run)
-        convert.dist_to_hf(checkpoint, scratch / "hf", force=True, run=run)
+        depths = {"mtp_num_layers": config["num_nextn_predict_layers"]} if "num_nextn_predict_layers" in config else {}
+        checkpoint = convert.hf_to_dist(model, scratch / "dist", **sizes, megatron=depths, force=True, run=run)
+        convert.dist_to_hf(checkpoint, scratch / "hf", origin=emptied(model, scratch / "origin"), force=True, run=run)
         out["why_not"] = exact(model, scratch / "hf")
         out["exact"] = out["why_not"] is None
         job = {

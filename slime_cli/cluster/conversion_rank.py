@@ -135,9 +135,10 @@ def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
     def named() -> Iterator[tuple[str, torch.Tensor]]:
         missing = set(dtypes)
         for name, tensor in bridge.export(model):
-            missing.discard(name)
-            dtype = str(_DTYPES.get(dtypes.get(name, ""), job["hf_dtype"]))
-            yield name, tensor.to(getattr(torch, dtype))
+            for same in (name, *origin.copies(name, missing, args.num_layers)):
+                missing.discard(same)
+                dtype = str(_DTYPES.get(dtypes.get(same, ""), job["hf_dtype"]))
+                yield same, tensor.to(getattr(torch, dtype))
         yield from origin.kept(source, missing, args.num_layers, say)
 
     say("writing safetensors")

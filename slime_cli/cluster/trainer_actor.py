@@ -155,6 +155,8 @@ class TrainerRank:
         }
         dtype = str(t.args.params_dtype).removeprefix("torch.")
         manifest = checkpoint_manifest(self.hf_checkpoint, iteration=t.step, dtype=dtype, layout=layout)
+        if depths := t.args.mtp_num_layers:
+            manifest.megatron_args["mtp_num_layers"] = depths
         self.saving_to = root
         with disk.naming(root), self.tracer.span("save_checkpoint"):
             return str(t.save(root, manifest))

@@ -22,6 +22,16 @@ def dtypes(folder: pathlib.Path) -> dict[str, str]:
     return out
 
 
+COPIES = {"model.embed_tokens.weight": "embed_tokens.weight", "lm_head.weight": "shared_head.head.weight"}
+"""Tensor -> the name of its copies in multi-token-prediction (MTP) layers, which share it."""
+
+
+def copies(name: str, missing: set[str], layers: int) -> list[str]:
+    """Those of ``missing`` that repeat the tensor ``name``."""
+    suffix = COPIES.get(name)
+    return [copy for copy in sorted(missing) if suffix and copy.endswith(suffix) and tensors.further(copy, layers)]
+
+
 def kept(
     source: pathlib.Path, missing: set[str], layers: int, say: Callable[[str], None]
 ) -> "Iterator[tuple[str, torch.Tensor]]":

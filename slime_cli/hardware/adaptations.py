@@ -163,6 +163,14 @@ LATENT_ATTENTION = Adaptation(
     why="two faults: models such as Moonlight are refused, and tensor parallel ranks lose gradients",
     test="tests/training/test_layouts.py",
 )
+MTP = Adaptation(
+    library="megatron-core",
+    what="`GPTModel` runs its multi-token-prediction (MTP) layers in passes that train alone, apart from the policy's "
+    "loss",
+    why="Megatron's own loss of them is a mean over each micro-batch, which depends on the packing, and every pass "
+    "computes it",
+    test="tests/training/network/test_mtp.py",
+)
 PACKED_ROTARY = Adaptation(
     library="megatron-core",
     what="rotary embeddings of a built model take their angles from the pack (their `__class__` is a subclass)",

@@ -1,8 +1,8 @@
 """megatron-bridge adapted on an instance: no class of its own is changed. Caller: :mod:`slime_cli.weights.bridge`.
 
 Transformer Engine keeps a layer's experts in one grouped module, and for some architectures megatron-bridge knows those
-names only; local layers keep each expert apart, so such a mapping gets a twin under the local name. (It knows by itself
-that local layers keep the norms apart.)
+names only; local layers keep each expert apart, so such a mapping gets a twin under the local name. It knows by itself
+that local layers keep the norms apart, but not those inside of multi-token-prediction (MTP) layers.
 """
 
 import copy
@@ -16,6 +16,16 @@ from slime_cli.hardware import adaptations
 
 GROUPED = re.compile(r"(.*\.mlp\.experts)\.(linear_fc[12])\.weight\*")
 """Megatron's name of a grouped expert's weight; its last wildcard is the expert's number."""
+
+MTP_NORM = re.compile(r"(mtp\.layers\..*\.mtp_model_layer)\.(.*)\.layer_norm_weight")
+"""Megatron's name of a norm in an MTP layer that Transformer Engine fuses into the linear layer behind it."""
+MTP_NORMS = {
+    "self_attention.linear_qkv": "input_layernorm",
+    "self_attention.linear_q_up_proj": "self_attention.q_layernorm",
+    "self_attention.linear_kv_up_proj": "self_attention.kv_layernorm",
+    "mlp.linear_fc1": "pre_mlp_layernorm",
+}
+"""Such a linear layer -> the norm's own name in local layers."""
 
 
 @adaptations.EXPERTS_BY_LOCAL_NAMES.overrides("_model_bridge")
@@ -35,9 +45,12 @@ def with_local_names(registry: MegatronMappingRegistry) -> MegatronMappingRegist
     mappings = list(registry.mappings)
     known = {mapping.megatron_param for mapping in mappings}
     for mapping in list(mappings):
+        twin = copy.copy(mapping)
         if found := GROUPED.fullmatch(mapping.megatron_param):
-            twin = copy.copy(mapping)
             twin.megatron_param = f"{found[1]}.local_experts.*.{found[2]}.weight"
-            if twin.megatron_param not in known:
-                mappings.append(twin)
+        elif (found := MTP_NORM.fullmatch(mapping.megatron_param)) and found[2] in MTP_NORMS:
+            twin.megatron_param = f"{found[1]}.{MTP_NORMS[found[2]]}.weight"
+        if twin.megatron_param not in known:
+            mappings.append(twin)
+            known.add(twin.megatron_param)
     return MegatronMappingRegistry(*mappings)

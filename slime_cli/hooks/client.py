@@ -17,6 +17,9 @@ from slime_cli.errors import EngineError, UsageError
 from slime_cli.hooks.evidence import NOTHING, Evidence
 from slime_cli.hooks.protocols import Args
 
+DRAFTS = "drafts"
+"""Key in a sample's metadata: what speculative decoding did for it (:func:`keep_drafts`)."""
+
 Answer = dict[str, Any]
 STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 """How an engine says that an answer ended."""
@@ -165,6 +168,21 @@ def spans_of(answer: Answer) -> list[Span]:
     return [Span(length, str(version)) for length, version in spans]
 
 
+def keep_drafts(sample: Sample, answer: Answer) -> None:
+    """Adds up in the sample's metadata what the engine tells of speculative decoding, where it drafts at all: tokens
+    that were drafted, those of them that the model would have drawn too, its passes, and the tokens of these."""
+    meta = answer["meta_info"]
+    if passes := meta.get("spec_verify_ct"):
+        told = {
+            "accepted": meta.get("spec_num_correct_drafts", 0),
+            "proposed": meta.get("spec_num_proposed_drafts", 0),
+            "passes": passes,
+            "tokens": len(answer["output_ids"]),
+        }
+        before = sample.metadata.get(DRAFTS, {})
+        sample.metadata = sample.metadata | {DRAFTS: {key: before.get(key, 0) + n for key, n in told.items()}}
+
+
 def log_probs_of(sample: Sample, answer: Answer) -> list[float]:
     """The log-probability of each token of ``answer``. Raises EngineError, which names ``sample``, when the engine does
     not give one of each."""
@@ -189,6 +207,7 @@ def append_answer(sample: Sample, answer: Answer) -> None:
         raise EngineError(f"sample {sample.index}: {len(ids)} tokens in spans of {[span.length for span in spans]}")
     log_probs = log_probs_of(sample, answer)
     sample.append_spans(ids, spans, log_probs=log_probs, trained=True, text=answer["text"])
+    keep_drafts(sample, answer)
     if ids and spans[-1].version:
         sample.weight_versions.append(spans[-1].version)
     sample.status = STATUS.get(answer["meta_info"]["finish_reason"]["type"], Status.FAILED)

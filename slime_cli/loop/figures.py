@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from slime_cli.buffer.batch import Batch
+from slime_cli.hooks.client import DRAFTS
 from slime_cli.hooks.columns import RAW_REWARD
 from slime_cli.training.algorithm.advantages import groups_without_spread, trajectory_rewards
 
@@ -43,4 +44,13 @@ def of_policy(batch: Batch, step: int, steps_per_rollout: int) -> dict[str, Any]
         "staleness_max": int(staleness_N.max(initial=0)),
         "samples_without_version": batch.untold,
         "versions": len({span.version for s in batch.samples for span in s.spans} - {None}),
+        **_drafts([s.metadata[DRAFTS] for s in batch.samples if DRAFTS in s.metadata]),
     }
+
+
+def _drafts(told: list[dict[str, int]]) -> dict[str, float]:
+    """How speculative decoding went: the share of drafted tokens that were accepted, and tokens for each pass of the
+    model. Nothing where engines do not draft."""
+    sums = {key: sum(one[key] for one in told) for key in ("accepted", "proposed", "passes", "tokens")}
+    rate = {"spec_accept_rate": sums["accepted"] / sums["proposed"]} if sums["proposed"] else {}
+    return rate | ({"spec_accept_length": sums["tokens"] / sums["passes"]} if sums["passes"] else {})

@@ -40,6 +40,7 @@ MANAGED: dict[str, dict[str, str]] = {
         "eval_global_batch_size": _EVAL,
         "eval_micro_batch_size": _EVAL,
         "save_interval": "use --save-interval, which slime counts in rollout steps",
+        "mtp_detach_heads": "leave it out: with --enable-mtp-training these layers never move the policy",
         "save_retain_interval": (
             "use --keep-checkpoints: Megatron would remove the checkpoint that a killed run resumes from"
         ),

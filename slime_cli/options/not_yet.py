@@ -57,9 +57,6 @@ _TEXT = """
 --megatron-deepgemm-moe-forward-layers --megatron-deepgemm-moe-forward-modules
     models with sparse attention (GLM-5, DeepSeek-V3.2) are not trained here: docs/models.md lists those that are
 
---enable-mtp-training
-    leave it out: layers that predict several tokens (MTP) are not trained
-
 --multimodal-keys
     only text is trained: leave it out, and give data without images
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_cli.buffer.types import Sample, Status
-from slime_cli.hooks.client import STATUS, log_probs_of, spans_of, whole
+from slime_cli.hooks.client import STATUS, keep_drafts, log_probs_of, spans_of, whole
 from slime_cli.hooks.evidence import NOTHING, Evidence
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.concurrent import side_by_side
@@ -105,6 +105,7 @@ def append(asking: Asking, sample: Sample, pieces: list[Answer]) -> None:
         if span.length and span.version and sample.weight_versions[-1:] != [span.version]:
             sample.weight_versions.append(span.version)
     asking.evidence.keep(sample, answer, asking.params)
+    keep_drafts(sample, answer)
     sample.status = STATUS.get(answer["meta_info"]["finish_reason"]["type"], Status.FAILED)
     sample.response = text_before + answer["text"]
     if begun:

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 
 from slime_cli import addresses, processes
+from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.options.resolve import Resolved
 from slime_cli.serving.process import Server
@@ -33,6 +34,12 @@ class Engine:
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
+        if hardware.find().kind == "cpu" and "--speculative-algorithm" in spec.argv:
+            raise UsageError(
+                "--sglang-speculative-algorithm: SGLang's speculative decoding has kernels for GPUs alone, and this "
+                "machine has none",
+                "leave it out here; the layers that draft (--enable-mtp-training) are trained anyway",
+            )
         host = spec.host or addresses.reachable()
         port = addresses.free_port(host)
         self.url = addresses.url(host, port)

@@ -51,6 +51,13 @@ def of_micro_batch(report: Report, mask_R: torch.Tensor) -> dict[str, torch.Tens
     return out
 
 
+def of_depths(losses_D: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same of the losses of multi-token prediction (MTP): of each depth, and their mean."""
+    losses_D = losses_D.detach().double()
+    each = {f"sum:mtp_{depth}_loss": loss for depth, loss in enumerate(losses_D, 1)}
+    return each | {"sum:mtp_loss": losses_D.mean()}
+
+
 def over_ranks(reports: list[dict[str, torch.Tensor]], **scalars: float) -> dict[str, float] | None:
     """Totals of a step over micro-batches and data-parallel ranks. Collective on the last pipeline stage; None
     elsewhere."""

@@ -80,6 +80,7 @@ class Settings:
 
     only_train_params_name_list: tuple[str, ...] = ()
     freeze_params_name_list: tuple[str, ...] = ()
+    enable_mtp_training: bool = False
     reset_optimizer_states: bool = False
     use_stateless_adam: bool = False
     on_nan_gradient: str = "fail"

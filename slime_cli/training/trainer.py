@@ -47,6 +47,8 @@ class Trainer:
         self.settings = settings
         self.tracer = tracer
         self.hooks = hooks or {}
+        if not settings.enable_mtp_training:
+            args.mtp_num_layers = None
         megatron.begin_phase(args)
         skip_nan = settings.on_nan_gradient == "skip"
         network = functools.partial(Network, skip_nan=skip_nan, stateless_optimizer=settings.use_stateless_adam)
@@ -234,7 +236,10 @@ class Trainer:
     ) -> dict[str, float] | None:
         def reported(mb: MicroBatch, out: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             value, report = loss(self.settings, mb, out)
-            return value, metrics.of_micro_batch(report, mb.mask_R)
+            found = metrics.of_micro_batch(report, mb.mask_R)
+            if mb.mtp_losses_D is not None:
+                found |= metrics.of_depths(mb.mtp_losses_D)
+            return value, found
 
         with self.tracer.span("forward_backward", network=network.name, micro_batches=len(mbs)):
             reports = network.backward(mbs, head, reported, how)
@@ -249,7 +254,9 @@ class Trainer:
 
 
 def _untied(args: argparse.Namespace) -> argparse.Namespace:
-    """A value head shares nothing with the embedding, and Megatron must not sum their gradients."""
+    """A value head shares nothing with the embedding, and Megatron must not sum their gradients; nor does a critic
+    predict tokens."""
     out = copy.copy(args)
     out.untie_embeddings_and_output_weights = True
+    out.mtp_num_layers = None
     return out

@@ -9,7 +9,13 @@ import sys
 import pytest
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-CASES = {"Qwen3-MoE": ("tp2 ep2", "pp2"), "DeepSeek-V3": ("tp2", "ep2"), "Moonlight": ("single",)}
+CASES = {
+    "Qwen3-MoE": ("tp2 ep2", "pp2"),
+    "DeepSeek-V3": ("tp2", "ep2"),
+    "Moonlight": ("single",),
+    "MiMo": ("pp2",),
+    "GLM-4.5": ("tp2 ep2",),
+}
 RUN = """
 import json, sys
 from bench import conversions

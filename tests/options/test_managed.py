@@ -30,6 +30,7 @@ PACKAGE = pathlib.Path(own.__file__).parents[1]
 STILL_A_USERS = {
     "async_save": "put back as it was given: Megatron turns it off",
     "check_for_nan_in_loss_and_grad": "turned off by --on-nan-gradient skip, and its flag does nothing but turn it off",
+    "mtp_num_layers": "taken back without --enable-mtp-training, which a warning says, and of a critic",
     "dist_ckpt_optim_fully_reshardable": "turned off by --use-stateless-adam, which a warning says",
 }
 """Dest that code assigns -> why a user may give it."""

@@ -51,7 +51,6 @@ REASONS = {
     "--post-mlp-layernorm": "dense GLM-4",
     "--allgather-cp": "GLM-5",
     "--multimodal-keys": "only text is trained",
-    "--enable-mtp-training": "several tokens (MTP)",
     "--sglang-config": "put the options in a profile",
     "--prefill-num-servers": "all engines of a run are alike",
     "--data-pad-size-multiplier": "--max-tokens-per-gpu bounds a micro-batch",

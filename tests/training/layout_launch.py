@@ -28,6 +28,8 @@ IN_LAYOUTS_OF_EXPERTS = (
     IN_DENSE_LAYOUTS[1],
 )
 """Cases of ``moe_cases.CASES``; one process runs all."""
+MTP_EVERYWHERE = ("mtp", "mtp_tied", "mtp_packed_small")
+"""Cases of ``mtp_cases.CASES`` that every layout runs; one of four ranks the first alone."""
 POLICY = {
     "single": (
         "frozen",

@@ -29,6 +29,7 @@ import attention_cases  # noqa: E402
 import checkpoint_cases  # noqa: E402
 import layout_cases  # noqa: E402
 import moe_cases  # noqa: E402
+import mtp_cases  # noqa: E402
 import policy_cases  # noqa: E402
 from layout_launch import IN_OTHER, OTHER, OTHER_PROCESSOR, POLICY  # noqa: E402
 
@@ -85,7 +86,8 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
         "attention": attention_cases.everything() if layout == "single" else {},
         "log_probs": attention_cases.log_probs(),
         "bridge": layout_cases.bridges(session),
-        "steps": layout_cases.steps(session) | moe_cases.steps(session),
+        "steps": layout_cases.steps(session) | moe_cases.steps(session) | mtp_cases.steps(session),
+        "mtp": mtp_cases.alone(session) if layout == "single" else {},
         "replay": moe_cases.replay(session) if layout == "single" else {},
         "balance": moe_cases.balance(session),
         "rounded": layout_cases.rounded(session) if layout == "single" else [],
@@ -101,7 +103,7 @@ def child(folder: pathlib.Path, job: str, rank: int) -> None:
     code = 1
     try:
         if job == "make":
-            out = layout_cases.make(folder) | moe_cases.make(folder)
+            out = layout_cases.make(folder) | moe_cases.make(folder) | mtp_cases.make(folder)
         else:
             out = in_layout(folder, job, job.split(":")[0], rank)
         (folder / f"{job}.{rank}.json").write_text(json.dumps(out))

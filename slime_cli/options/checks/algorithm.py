@@ -82,4 +82,32 @@ def optimizer(r: Resolved) -> Iterator[Problem | str]:
         yield "--no-save-optim: a run that is killed cannot be resumed; its checkpoints can start another with --load"
 
 
-TRAIN = (algorithm, optimizer)
+def further(r: Resolved) -> Iterator[Problem | str]:
+    """Multi-token-prediction (MTP) layers."""
+    megatron = r.megatron
+    depths = megatron.get("mtp_num_layers")
+    if not r.slime.enable_mtp_training:
+        given = [d for d in ("mtp_num_layers", "mtp_loss_scaling_factor") if r.origins.get(f"megatron.{d}") == "flag"]
+        if given:
+            flags = [f"--{dest.replace('_', '-')}" for dest in given]
+            yield no_effect(flags, "without --enable-mtp-training: such layers stay as the checkpoint has them")
+        return
+    if not depths:
+        fix = (
+            "give their number: num_nextn_predict_layers or mtp_num_hidden_layers of the model's config.json, mostly 1"
+        )
+        yield "--enable-mtp-training without --mtp-num-layers", fix
+    for dest, why in _NOT_WITH_MTP.items():
+        if megatron.get(dest):
+            yield f"--{dest.replace('_', '-')} with --enable-mtp-training: {why}", "leave one of the two out"
+    if r.slime.use_routing_replay or r.slime.use_rollout_routing_replay:
+        yield "routing replay with --enable-mtp-training: nobody chooses experts for MTP layers before", "keep one"
+
+
+_NOT_WITH_MTP = {
+    "mtp_use_repeated_layer": "one layer for all depths is not built",
+    "pipeline_model_parallel_layout": "MTP layers are trained on the last pipeline stage alone",
+    "overlap_grad_reduce": "the last pipeline stage's copy of the embedding has no gradient to wait for",
+}
+
+TRAIN = (algorithm, optimizer, further)

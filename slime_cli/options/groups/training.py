@@ -26,6 +26,10 @@ class Training:
     freeze_params_name_list: list[str] | None = option(
         None, "Patterns (regular expressions) of parameters that stay as they are."
     )
+    enable_mtp_training: bool = option(
+        False,
+        "Train the multi-token-prediction (MTP) layers of --mtp-num-layers beside the policy, which they never move.",
+    )
     reset_optimizer_states: bool = option(False, "Forget Adam's moments before each rollout's steps.")
     use_stateless_adam: bool = option(
         False, "Adam that keeps no moments: every step is its first, and there is no memory for them."

@@ -6,6 +6,8 @@ this rank's share of them under context parallelism. :mod:`slime_cli.training.ba
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,6 +15,27 @@ import torch
 from slime_cli.buffer.columns import TrainBatch
 from slime_cli.training.batching import packs
 from slime_cli.training.network.nucleus import Nucleus
+
+
+class Predicting(Protocol):
+    """Places of a pack and the response tokens that are predicted there."""
+
+    where_R: torch.Tensor
+    targets_R: torch.Tensor
+    nucleus: Nucleus | None
+
+
+@dataclasses.dataclass
+class Further:
+    """What one depth of multi-token prediction (MTP) reads and predicts. Columns are named as the micro-batch's."""
+
+    tokens_T: torch.Tensor
+    """The token that lies so many places on as the depth says, in the same sequence; 0 behind its end."""
+    where_R: torch.Tensor
+    targets_R: torch.Tensor
+    mask_R: torch.Tensor
+    weight_R: torch.Tensor
+    nucleus: Nucleus | None = None
 
 
 @dataclasses.dataclass
@@ -40,6 +63,10 @@ class MicroBatch:
     rollout_log_probs_R: torch.Tensor | None
     nucleus: Nucleus | None = None
     """What log-probabilities are taken among, where sampling was cut; None: the whole vocabulary."""
+    further: Sequence[Further] = ()
+    """By depth, where multi-token prediction is trained."""
+    mtp_losses_D: torch.Tensor | None = None
+    """Its losses, by depth, from the pass that trains on."""
     advantages_R: torch.Tensor | None = None
     returns_R: torch.Tensor | None = None
     old_log_probs_R: torch.Tensor | None = None
@@ -84,9 +111,11 @@ def build(
     cut: packs.Cut,
     device: torch.device,
     nucleus: bool = False,
+    depths: int = 0,
 ) -> MicroBatch:
     """Tensors of this rank's part (``cut``) of the samples at ``positions``, which may hold none of their response
     tokens. ``nucleus``: log-probabilities are taken among the tokens that sampling had left.
+    ``depths``: of multi-token prediction.
 
     No positions: a filler of masked tokens that keeps the ranks' collectives in step.
     """
@@ -113,6 +142,24 @@ def build(
     def column(values_R: np.ndarray | None) -> torch.Tensor | None:
         return None if values_R is None else of_response(values_R[rows], torch.float32)
 
+    def further(depth: int) -> Further:
+        ahead_T = np.flatnonzero(place_T + depth < lengths[owner_T])
+        ahead = np.zeros(len(at_T) + padding, np.int64)
+        ahead[ahead_T] = batch.tokens_T[at_T[ahead_T] + depth]
+        places = np.flatnonzero((response_T + depth >= 0) & (response_T + depth < responses[owner_T]))
+        rows = (batch.response_starts_N[p][owner_T] + response_T)[places] + depth
+
+        def predicted(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+            return tensor(values if len(places) else np.zeros(1), dtype)
+
+        return Further(
+            tokens_T=tensor(ahead, torch.long),
+            where_R=predicted(places, torch.long),
+            targets_R=predicted(batch.tokens_T[at_T[places] + depth + 1], torch.long),
+            mask_R=predicted(batch.loss_mask_R[rows], torch.bool),
+            weight_R=predicted(weights_N[p][owner_T[places]], torch.float32),
+        )
+
     return MicroBatch(
         positions=list(positions),
         tokens_T=tensor(np.concatenate([tokens, np.zeros(padding, np.int64)]), torch.long),
@@ -128,6 +175,7 @@ def build(
         teacher_log_probs_R=column(batch.teacher_log_probs_R),
         nucleus=_nucleus(batch, rows, device) if nucleus else None,
         routed_experts_TLK=_routed_experts(batch.routed_experts_TLK, at_T, ~padding_T),
+        further=[further(depth) for depth in range(1, depths + 1)],
     )
 
 

@@ -41,7 +41,15 @@ class Splitter:
         weights_N = self.token_weights(batch, positions)
         nucleus = self.settings.policy and self.settings.use_top_p_replay
         mbs = [
-            microbatch.build(batch, own, weights_N, cut=self.cut, device=self.device, nucleus=nucleus)
+            microbatch.build(
+                batch,
+                own,
+                weights_N,
+                cut=self.cut,
+                device=self.device,
+                nucleus=nucleus,
+                depths=self.args.mtp_num_layers or 0,
+            )
             for own in plan.per_rank[mpu.get_data_parallel_rank()]
         ]
         return mbs, len(plan.dropped)

@@ -117,6 +117,12 @@ def load(
         raise DataError(f"{path}: format is {manifest.format}, not torch_dist", "slime convert hf-to-dist makes one")
     if damage := checkpoints.damage(path):
         raise DataError(f"{path}: damaged: {damage}", "restore it, or give another checkpoint")
+    depths = args.mtp_num_layers
+    if depths and manifest.megatron_args.get("mtp_num_layers") != depths:
+        raise DataError(
+            f"{path}: it has no {depths} layers of multi-token prediction (MTP), which are to be trained",
+            f"slime convert hf-to-dist --mtp-num-layers {depths} makes one that has",
+        )
     pickles.check(path, own=not weights_only)
     args.finetune = args.no_load_optim = args.no_load_rng = weights_only
     args.exit_on_missing_checkpoint = True

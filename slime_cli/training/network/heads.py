@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch.utils.checkpoint import checkpoint
 
 from slime_cli.hardware import kernels
-from slime_cli.training.batching.microbatch import MicroBatch
+from slime_cli.training.batching.microbatch import MicroBatch, Predicting
 from slime_cli.training.network.logprobs import token_log_probs, token_values
 
 CPU_BYTES = 256 * 2**20
@@ -39,7 +39,7 @@ def room(device: torch.device) -> int:
     return max(CPU_BYTES, int(free) // GPU_SHARE)
 
 
-def hidden_rows(hidden_SBH: torch.Tensor, mb: MicroBatch, sequence_parallel: bool) -> torch.Tensor:
+def hidden_rows(hidden_SBH: torch.Tensor, mb: Predicting, sequence_parallel: bool) -> torch.Tensor:
     """Hidden states at the places that predict a response token, [R, 1, H], whole on every tensor-parallel rank."""
     if sequence_parallel:
         # Every rank continues with all rows, and the projection sums their gradients over ranks: here they are only
@@ -87,7 +87,7 @@ def values(mb: MicroBatch, **given: Any) -> torch.Tensor:
 
 
 def log_probs(
-    mb: MicroBatch,
+    mb: Predicting,
     *,
     temperature: float,
     entropy: Literal["no", "value", "gradient"] = "no",

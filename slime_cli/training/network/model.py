@@ -13,9 +13,9 @@ from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.global_vars import get_args
 
 from slime_cli.errors import UsageError
-from slime_cli.hardware.megatron import fuse
+from slime_cli.hardware.megatron import become, fuse
 from slime_cli.hooks.kinds import accepted
-from slime_cli.training.network import attention
+from slime_cli.training.network import attention, mtp
 from slime_cli.training.network.attention import mark_sequence_parallel
 
 
@@ -44,6 +44,10 @@ def provider(
         attention.use(spec)
     if config.multi_latent_attention and (local or getattr(config, "q_lora_rank", None) is None):
         attention.use_latent_attention(spec)
+    depths = None
+    if config.mtp_num_layers:
+        config.mtp_detach_heads = True
+        depths = mtp.block_spec(config, spec, local=local, vp_stage=vp_stage)
     model: Any = GPTModel(
         config,
         spec,
@@ -60,10 +64,13 @@ def provider(
         rope_scaling=args.use_rope_scaling,
         rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        mtp_block_spec=depths,
         vp_stage=vp_stage,
     )
     if local:
         attention.use_packed_rotary(model)
+    if config.mtp_num_layers:
+        become(model, {GPTModel: mtp.MultiTokenModel})
     return model
 
 

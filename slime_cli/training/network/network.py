@@ -154,6 +154,9 @@ class Network:
             value, report = loss(mb, out)
             if not value.requires_grad:  # Megatron would step with no gradient, or a pipeline wait for one forever
                 raise RuntimeError(f"the loss of {self.name} does not depend on the network: it has no gradient")
+            if mb.mtp_losses_D is not None:
+                value = value + self.config.mtp_loss_scaling_factor * mb.mtp_losses_D.mean()
+                mb.mtp_losses_D = None
             return value * scale, report
 
         self._scale_auxiliary_losses(mbs)
@@ -240,6 +243,7 @@ class Network:
                     None,
                     packed_seq_params=mb.pack,
                     output_processor=functools.partial(head, mb),
+                    output_processor_context=None if forward_only or not mb.further else mb,
                     **self._padding(mb, model),
                 )
             return out, lambda output, non_loss_data=False: last(mb, output)
