@@ -68,7 +68,10 @@ def check_chat_template(folder: pathlib.Path) -> Finding:
         return Finding(name, "fail", f"leaves out the content {lost[0]!r}", own)
     endless = end.problem() if end is not None else ""
     if endless or rewrite:
-        fix = "one turn is safe; for several, use a template that keeps earlier turns as they were (thinking included)"
+        fix = (
+            "supervised training makes a sample of each part (--on-rewritten-turns, --opened-thinking); a function that "
+            "generates several turns must append tokens, never render the conversation anew"
+        )
         problems = filter(None, (endless, rewrite and f"not append-only: {rewrite}"))
         return Finding(name, "warn", "; ".join(problems), template.END_FIX if endless else fix)
     system = "" if messages is template.CONVERSATION else "; takes no system message"

@@ -14,7 +14,7 @@ from slime_cli.hooks.protocols import Args
 from slime_cli.models import tokens as model_tokens
 
 Messages = str | list[dict[str, Any]]
-ControlTokens = Literal["text", "allow"]
+ControlTokens = Literal["text", "keep"]
 """How the characters of a control token are read: as text, or as the token (``--special-tokens-in-data``)."""
 
 
@@ -29,15 +29,13 @@ def encode(args: Args, text: str, special_tokens: ControlTokens = "text") -> lis
     try:
         return tokens.encode(tokens.mark(text) if special_tokens == "text" else text)
     except model_tokens.NotText as error:
-        raise DataError(
-            f"a text can't be taken as text: {error}", 'pass special_tokens="allow", or change it'
-        ) from None
+        raise DataError(f"a text can't be taken as text: {error}", 'pass special_tokens="keep", or change it') from None
 
 
 def append_text(args: Args, sample: Sample, text: str, special_tokens: ControlTokens = "text") -> None:
     """Appends what no engine wrote, a tool's answer for instance, to the response. It is not trained.
 
-    ``special_tokens="allow"`` takes the characters of control tokens as those tokens: for the marks that end one turn
+    ``special_tokens="keep"`` takes the characters of control tokens as those tokens: for the marks that end one turn
     and begin the next, which are yours, not the tool's.
     """
     sample.append(encode(args, text, special_tokens), log_probs=None, version=None, trained=False, text=text)

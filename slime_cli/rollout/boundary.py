@@ -54,8 +54,8 @@ class Boundary:
 
         def call(row: PromptRow) -> Any:
             found = render(row)
-            if found is not None:
-                self.prompt(row, [*found.tokens, *found.answer])
+            for part in () if found is None else found.parts:
+                self.prompt(row, [*part.tokens, *part.answer])
             return found
 
         return call

@@ -15,7 +15,8 @@ from slime_cli.errors import DataError
 from slime_cli.models.tokens import MARK, NotText, Tokens, load
 from slime_cli.options.evaluations import longest_answer
 from slime_cli.options.groups import SlimeOptions
-from slime_cli.rollout import template
+from slime_cli.rollout import forms, template
+from slime_cli.rollout.forms import Messages
 
 POLICY = "--special-tokens-in-data"
 ROOM = 7
@@ -33,14 +34,31 @@ class Rendered:
     """Which of the answer's tokens are trained; None for all."""
     response: str = ""
 
-    def fill(self, sample: Sample) -> None:
-        """Makes a leased sample the example."""
-        sample.tokens = self.tokens + self.answer
-        sample.response_length = len(self.answer)
-        sample.response = self.response
-        sample.loss_mask = None if self.mask is None else list(self.mask)
-        sample.status = Status.COMPLETED
-        sample.reward = 0.0
+    more: tuple["Rendered", ...] = ()
+    """Further examples of the same row: siblings of one trajectory."""
+
+    @property
+    def parts(self) -> list["Rendered"]:
+        """All examples of the row."""
+        return [self, *self.more]
+
+    def samples(self, leased: Sample) -> list[Sample]:
+        """The examples as samples of the trajectory that was leased."""
+        return [part._sample(leased, number) for number, part in enumerate(self.parts)]
+
+    def _sample(self, leased: Sample, part: int) -> Sample:
+        return dataclasses.replace(
+            leased,
+            part=part,
+            prompt=self.text,
+            tokens=self.tokens + self.answer,
+            response_length=len(self.answer),
+            response=self.response,
+            loss_mask=None if self.mask is None else list(self.mask),
+            metadata=dict(leased.metadata),
+            status=Status.COMPLETED,
+            reward=0.0,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +99,12 @@ class RenderOptions:
 
     apply_chat_template: bool
     template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rewritten_turns: str = "fan-out"
+    """fan-out or refuse."""
+    opened_thinking: str = "fill"
+    """fill, cut or refuse."""
     special_tokens: str | None = None
-    """text, refuse or allow; None: text with a chat template, refuse without."""
+    """text, keep or refuse; None: text with a chat template, refuse without."""
     context: int | None = None
     """Tokens of a prompt with its answer that the model takes."""
     training: Lengths = Lengths()
@@ -98,6 +120,8 @@ class RenderOptions:
             apply_chat_template=s.apply_chat_template,
             template_kwargs=s.apply_chat_template_kwargs,
             special_tokens=s.special_tokens_in_data,
+            rewritten_turns=s.on_rewritten_turns,
+            opened_thinking=s.opened_thinking,
             context=context,
             training=Lengths.of(s.rollout_max_prompt_len, s.rollout_max_response_len, s.rollout_max_context_len, users),
             evaluation=Lengths.of(s.eval_max_prompt_len, longest_answer(s), s.eval_max_context_len, users),
@@ -169,17 +193,17 @@ class Renderer:
 
     def _refuse(self, row: PromptRow, value: Any, where: str) -> None:
         if self.policy == "refuse" and (found := self.tokens.found(value)):
-            fix = f"{POLICY} text takes it as text, allow as the control token (for prompts that are rendered already)"
+            fix = f"{POLICY} text takes it as text, keep as the control token (for prompts that are rendered already)"
             raise RowError(row, "special_token", f"{where} holds the control token {found}", fix)
 
     def _marked(self, row: PromptRow, value: Any) -> Any:
-        return value if self.policy == "allow" else self._guarded(row, self.tokens.mark, value)
+        return value if self.policy == "keep" else self._guarded(row, self.tokens.mark, value)
 
     def _guarded(self, row: PromptRow, call: Callable, *values: Any) -> Any:
         try:
             return call(*values)
         except NotText as error:
-            fix = f"{POLICY} allow takes it as the control token; or change the row"
+            fix = f"{POLICY} keep takes it as the control token; or change the row"
             raise RowError(row, "special_token", str(error), fix) from None
 
     def _talk(self, row: PromptRow, label: str | None = None) -> Talk:
@@ -188,29 +212,11 @@ class Renderer:
         if label is not None:
             messages = [*messages, {"role": "assistant", "content": label}]
         tools = row.metadata.get("tools") or None
-        messages = self._settled(row, messages, tools)
+        messages = forms.settled(messages, lambda form: self.render(row, form, tools, False))
         self._say_what_is_left_out(row, messages, tools)
         self._refuse(row, [messages, tools], "it")
         marked = self._marked(row, [messages, tools])
         return Talk(row, messages, tools, None if marked == [messages, tools] else tuple(marked))
-
-    def _settled(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None) -> list[dict[str, Any]]:
-        """Null contents become empty text, but for templates that look for null: where the two differ in more than that
-        word."""
-
-        def text(candidate: list[dict[str, Any]]) -> str | None:
-            try:
-                return self._render(row, candidate, tools, False)
-            except RowError:
-                return None
-
-        for i, message in enumerate(messages):
-            if message.get("content") is None:
-                empty = [*messages[:i], message | {"content": ""}, *messages[i + 1 :]]
-                given = text(messages)
-                if given is None or _but_for_null(given) == _but_for_null(text(empty) or ""):
-                    messages = empty
-        return messages
 
     def _say_what_is_left_out(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None) -> None:
         """Once for tools and for calls of them, at the first row that has some: a template that knows of neither leaves
@@ -225,13 +231,13 @@ class Renderer:
                 continue
             self._looked_for.add(what)
             with contextlib.suppress(RowError):  # what is wrong with the row is said where it is rendered
-                if self._render(row, messages, tools, False) == self._render(row, other_messages, other_tools, False):
+                if self.render(row, messages, tools, False) == self.render(row, other_messages, other_tools, False):
                     self.say(
                         f"warning: {row.where}: the chat template writes no {what}: the model neither sees nor learns"
                         " them"
                     )
 
-    def _render(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None, generate: bool) -> str:
+    def render(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None, generate: bool) -> str:
         kwargs = self.options.template_kwargs | ({"tools": tools} if tools else {})
         try:  # as a batch of one: transformers looks at the first message of a single conversation; there may be none
             return self.tokenizer.apply_chat_template(
@@ -241,48 +247,45 @@ class Renderer:
             reason = f"the chat template failed: {type(error).__name__}: {error}"
             raise RowError(row, "template", reason, "fix the row or the template, or pass --on-bad-row skip") from error
 
-    def _text(self, talk: Talk, count: int, generate: bool) -> str:
+    def text(self, talk: Talk, count: int, generate: bool) -> str:
         """The first messages as the template writes them, with marks where the row's own strings hold control
         tokens."""
-        plain = self._render(talk.row, talk.messages[:count], talk.tools, generate)
+        return self.written(talk, lambda messages: messages[:count], generate)
+
+    def written(self, talk: Talk, change: Callable[[Messages], Messages], generate: bool = False) -> str:
+        """As :meth:`text`, of what ``change`` makes of the messages, of which none may be marked."""
+        plain = self.render(talk.row, change(talk.messages), talk.tools, generate)
         if talk.marked is None:
             return plain
         messages, tools = talk.marked
-        marked = self._render(talk.row, messages[:count], tools, generate)
+        marked = self.render(talk.row, change(messages), tools, generate)
         if marked.replace(MARK, "") != plain:
             found = self.tokens.found([talk.messages, talk.tools]) or "(a part of one)"
             reason = f"it holds the control token {found}, and the chat template looks for that"
-            fix = f"change the row, or {POLICY} allow takes it as the control token"
+            fix = f"change the row, or {POLICY} keep takes it as the control token"
             raise RowError(talk.row, "special_token", reason, fix)
         return marked
 
-    def _encode(self, talk: Talk, text: str) -> list[int]:
+    def encode(self, talk: Talk, text: str) -> list[int]:
         return self._guarded(talk.row, self.tokens.encode, text)
 
     def _opening(self, talk: Talk) -> Rendered:
         """The prompt: all of a conversation, or what precedes the first answer of one that ends in an answer."""
-        return self._spelled(talk, self._begun(talk, first_answer(talk.messages)))
+        return self.spelled(talk, self.begun(talk, first_answer(talk.messages)))
 
-    def _spelled(self, talk: Talk, text: str) -> Rendered:
-        return Rendered(text.replace(MARK, ""), self._encode(talk, text))
+    def spelled(self, talk: Talk, text: str) -> Rendered:
+        return Rendered(text.replace(MARK, ""), self.encode(talk, text))
 
-    def _begun(self, talk: Talk, count: int | None) -> str:
+    def begun(self, talk: Talk, count: int | None) -> str:
         if count == 0:
             try:
-                return self._text(talk, 0, generate=True)
+                return self.text(talk, 0, generate=True)
             except RowError as error:
                 reason = f"the chat template writes no prompt before that ({error.__cause__})"
                 reason = f"the conversation begins with the assistant, and {reason}"
                 fix = "begin it with a user's or a system message"
                 raise RowError(talk.row, "begins_with_assistant", reason, fix) from error
-        return self._text(talk, len(talk.messages) if count is None else count, generate=True)
-
-
-def _but_for_null(text: str) -> str:
-    """Without the words in which templates write null, without quotes and white space."""
-    for word in ("None", "null", '"'):
-        text = text.replace(word, "")
-    return "".join(text.split())
+        return self.text(talk, len(talk.messages) if count is None else count, generate=True)
 
 
 def first_answer(prompt: str | list[dict[str, Any]]) -> int | None:

@@ -200,7 +200,7 @@ def test_a_prompt_is_rendered_and_a_tools_text_stays_text(args: types.SimpleName
     hooks.append_text(args, sample, f"said {end}")
     assert tokenizer.eos_token_id not in sample.tokens[before:] and sample.response == f"said {end}"
     assert tokenizer.decode(sample.tokens[before:]) == f"said {end}"
-    hooks.append_text(args, sample, end, special_tokens="allow")
+    hooks.append_text(args, sample, end, special_tokens="keep")
     assert sample.tokens[-1] == tokenizer.eos_token_id and set(sample.loss_mask) == {0}
     assert sample.spans == [Span(sample.response_length, None)] and sample.rollout_log_probs[-1] == 0.0
     hidden = hooks.render(args, [{"role": "user", "content": f"a{end}"}])

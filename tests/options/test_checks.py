@@ -263,7 +263,7 @@ def test_what_says_again_what_the_model_says_is_a_warning():
     assert check(resolved("--model-name qwen3 --loss-mask-type qwen3", sft)) == [
         "--model-name has no effect beside --hf-checkpoint: its config.json says which model it is",
         "--loss-mask-type has no effect here: the chat template itself says which tokens are an assistant's, "
-        "whatever its kind",
+        "whatever its kind; see --on-rewritten-turns and --opened-thinking for one that drops or opens thinking",
     ]
     assert check(resolved("--loss-mask-type qwen3")) == [
         "--loss-mask-type has no effect with --loss-type policy_loss, only with sft_loss"

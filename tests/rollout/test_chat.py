@@ -4,37 +4,11 @@ import dataclasses
 
 import pytest
 
-from slime_cli.buffer.types import PromptRow, RowError, Sample
+from slime_cli.buffer.types import PromptRow, RowError
 from slime_cli.errors import DataError
-from slime_cli.models import tiny
 from slime_cli.options.resolve import resolve
 from slime_cli.rollout.chat import Renderer, RenderOptions
-from slime_cli.rollout.supervised import SupervisedRenderer
-
-TURNS = [
-    {"role": "system", "content": "Add."},
-    {"role": "user", "content": "1 + 2"},
-    {"role": "assistant", "content": "3"},
-    {"role": "user", "content": "and 4"},
-    {"role": "assistant", "content": "7"},
-]
-
-
-@pytest.fixture(scope="module")
-def renderer(tmp_path_factory):
-    model = tiny.make("tiny:qwen3?num_hidden_layers=1", tmp_path_factory.mktemp("chat") / "model")
-    return SupervisedRenderer(str(model), RenderOptions(apply_chat_template=True))
-
-
-def supervised(renderer: SupervisedRenderer, prompt, label=None) -> tuple[Sample, str]:
-    """The sample, and the text of its trained tokens."""
-    row = PromptRow(prompt, label, {}, "data.jsonl", 7)
-    example = renderer.example(row)
-    sample = Sample(0, 0, example.text)
-    example.fill(sample)
-    sample.check()
-    answer = sample.tokens[len(sample.tokens) - sample.response_length :]
-    return sample, renderer.tokenizer.decode([t for t, m in zip(answer, sample.effective_mask()) if m])
+from tests.rollout.rendering import CALL, CALLING, CALLS, GLM, LOOKS_FOR_NULL, TURNS, renderer_text, supervised
 
 
 def test_every_assistant_turn_is_trained_and_nothing_else(renderer):
@@ -67,14 +41,6 @@ def test_one_turn_is_the_same_as_a_label(renderer):
 def test_a_conversation_without_an_answer_is_refused_by_row(renderer):
     with pytest.raises(DataError, match="data.jsonl:7: no label"):
         supervised(renderer, TURNS[:2])
-
-
-def test_a_template_that_rewrites_history_is_refused(renderer, monkeypatch):
-    """Such templates drop the reasoning of earlier turns: what was trained would not be what is sampled later."""
-    strips = "{% for m in messages %}{{ m.content if loop.last else m.content[:1] }}|{% endfor %}"
-    monkeypatch.setattr(renderer.tokenizer, "chat_template", strips)
-    with pytest.raises(DataError, match="data.jsonl:7: the chat template rewrites"):
-        supervised(renderer, TURNS)
 
 
 ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -110,95 +76,10 @@ def test_what_a_template_leaves_out_of_a_conversation_with_tools_is_said_once(re
 
 # -- templates of other kinds, over the same tokenizer -----------------------------------------------------------------
 
-ASKED = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-GLM = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}" + ASKED
-CALLING = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}<|end|>{% endfor %}" + ASKED
-)
-LOOKS_FOR_NULL = CALLING.replace(
-    "<|{{ m.role }}|>{{ m.content }}", "<|{{ m.role }}|>{% if m.content is not none %}say {{ m.content }}{% endif %}"
-)
-CALL = [{"function": {"name": "add", "arguments": {}}}]
-CALLS = [
-    {"role": "user", "content": "1 + 2"},
-    {"role": "assistant", "content": None, "tool_calls": CALL},
-    {"role": "tool", "content": "3"},
-    {"role": "assistant", "content": "It is 3."},
-]
-
-
-KEYS = {"prompt": "max_prompt", "answer": "answer", "together": "together"}
-LENGTHS = {prefix + key: name for name, key in KEYS.items() for prefix in ("", "eval_")}
-
-
-@pytest.fixture
-def render(renderer, monkeypatch):
-    """``(template, **options)``: the renderer with another template; lengths by their names, those of an evaluation
-    with ``eval_`` before them."""
-
-    def change(template=None, stops=None, **options):
-        if template:
-            monkeypatch.setattr(renderer.tokenizer, "chat_template", template)
-        if stops:
-            monkeypatch.setattr(renderer, "stops", {renderer.tokenizer.convert_tokens_to_ids(t) for t in stops})
-        given = {name: options.pop(name) for name in LENGTHS if name in options}
-        for field, prefix in (("training", ""), ("evaluation", "eval_")):
-            mine = {name: given[key] for key, name in LENGTHS.items() if key in given and key == prefix + KEYS[name]}
-            options[field] = dataclasses.replace(getattr(renderer.options, field), **mine)
-        options = dataclasses.replace(renderer.options, **options)
-        monkeypatch.setattr(renderer, "options", options)
-        monkeypatch.setattr(renderer, "apply", options.apply_chat_template)
-        monkeypatch.setattr(
-            renderer, "policy", options.special_tokens or ("text" if options.apply_chat_template else "refuse")
-        )
-        return renderer
-
-    return change
-
 
 def prompt(renderer, value, **metadata) -> list[str]:
     rendered = renderer.prompt(PromptRow(value, None, metadata, "data.jsonl", 7))
     return renderer.tokenizer.convert_ids_to_tokens(rendered.tokens)
-
-
-def test_the_next_roles_marker_is_trained_where_it_ends_generation(render):
-    """GLM's kind. The last turn ends in the marker too, though nothing follows it in the row."""
-    sample, trained = supervised(render(GLM, stops=["<|user|>"]), TURNS)
-    assert trained == "3<|user|>7<|user|>"
-    labelled, trained = supervised(render(GLM, stops=["<|user|>"]), TURNS[:2], "3")
-    assert trained == "3<|user|>" and labelled.tokens == sample.tokens[: len(labelled.tokens)]
-    skipped, trained = supervised(
-        render(GLM, stops=["<|user|>"]), [*TURNS[:2], TURNS[2] | {"step_loss_mask": 0}, *TURNS[3:]]
-    )
-    assert trained == "7<|user|>" and skipped.tokens == sample.tokens
-
-
-def test_a_turn_that_calls_a_tool_ends_in_the_tools_marker(render):
-    _, trained = supervised(
-        render(GLM, stops=["<|user|>", "<|tool|>"]), [CALLS[0], CALLS[1] | {"content": "wait"}, *CALLS[2:]]
-    )
-    assert trained == "wait<|tool|>It is 3.<|user|>"
-    _, trained = supervised(render(GLM, stops=["<|user|>", "<|tool|>"]), [CALLS[0], CALLS[1] | {"content": "wait"}])
-    assert trained == "wait<|tool|>"
-
-
-def test_the_marker_is_found_where_another_turn_would_drop_the_reasoning(render):
-    drops = GLM.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}")
-    _, trained = supervised(render(drops, stops=["<|user|>"]), "1 + 2", "<think>easy</think>3")
-    assert trained == "<think>easy</think>3<|user|>"
-
-
-def test_a_template_in_which_nothing_ends_a_turn_is_refused(render):
-    with pytest.raises(
-        RowError, match="data.jsonl:7: nothing that the chat template writes ends the assistant's turn"
-    ) as caught:
-        supervised(render(GLM), TURNS)
-    assert caught.value.kind == "no_end" and "generation_config.json" in caught.value.fix
-    _, trained = supervised(
-        render(GLM.replace("{{ m.content }}", "{{ m.content }}\n##\n"), stop_texts=("##",)), TURNS[:3]
-    )
-    assert trained == "3\n##\n", "a stop text of the user's ends it"
 
 
 def test_null_content_is_empty_and_never_the_word(render):
@@ -209,23 +90,9 @@ def test_null_content_is_empty_and_never_the_word(render):
     assert trained == "[add]<|end|>It is 3.<|end|>" and "None" not in renderer_text(render(), sample)
 
 
-def renderer_text(renderer, sample) -> str:
-    return renderer.tokenizer.decode(sample.tokens)
-
-
 def test_a_template_that_looks_for_null_is_given_it(render):
     _, trained = supervised(render(LOOKS_FOR_NULL), CALLS)
     assert trained == "[add]<|end|>say It is 3.<|end|>"
-
-
-def test_calls_that_the_template_leaves_out_are_said_once(render, monkeypatch):
-    said = []
-    changed = render()
-    monkeypatch.setattr(changed, "say", said.append)
-    for _ in range(2):
-        _, trained = supervised(changed, CALLS)
-        assert trained == "<|end|>It is 3.<|end|>"
-    assert len(said) == 1 and "data.jsonl:7" in said[0] and "writes no tool calls" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +104,7 @@ def test_calls_that_the_template_leaves_out_are_said_once(render, monkeypatch):
             CALLING.replace("{{ m.content }}", ""),
             TURNS[:3],
             None,
-            "empty_answer",
+            "left_out",
             "leaves out the assistant's answer in message 3",
         ),
         (None, [*TURNS[:2], TURNS[2] | {"step_loss_mask": 0}], None, "empty_answer", "no turn of it"),
@@ -290,15 +157,15 @@ def test_control_tokens_in_a_label_are_text(render):
 def test_control_tokens_are_refused_or_allowed_by_option(render):
     with pytest.raises(RowError, match=r"data.jsonl:7: it holds the control token <\|end\|>"):
         prompt(render(special_tokens="refuse"), "a<|end|>")
-    assert prompt(render(special_tokens="allow"), "<|end|>") == ["<|user|>", "<|end|>", "<|end|>", "<|assistant|>"]
+    assert prompt(render(special_tokens="keep"), "<|end|>") == ["<|user|>", "<|end|>", "<|end|>", "<|assistant|>"]
 
 
 def test_plain_text_with_control_tokens_needs_a_word_from_the_user(render):
     """It may be a prompt that is rendered already, or an attack: nobody but the user knows."""
     with pytest.raises(RowError, match=r"the prompt holds the control token <\|user\|>") as caught:
         prompt(render(apply_chat_template=False), "<|user|>hi")
-    assert "--special-tokens-in-data" in caught.value.fix and "allow" in caught.value.fix
-    assert prompt(render(apply_chat_template=False, special_tokens="allow"), "<|user|>hi") == ["<|user|>", "h", "i"]
+    assert "--special-tokens-in-data" in caught.value.fix and "keep" in caught.value.fix
+    assert prompt(render(apply_chat_template=False, special_tokens="keep"), "<|user|>hi") == ["<|user|>", "h", "i"]
     assert prompt(render(apply_chat_template=False, special_tokens="text"), "<|end|>") == SPELLED
     with pytest.raises(RowError, match="the label holds the control token"):
         supervised(render(apply_chat_template=False, special_tokens=None), "1", "2<|end|>")
@@ -309,7 +176,7 @@ def test_a_template_that_looks_for_a_control_token_in_the_text_is_not_deceived_a
     with pytest.raises(RowError, match="looks for that") as caught:
         prompt(render(splits), "a<|pad|>b")
     assert caught.value.kind == "special_token"
-    assert prompt(render(splits, special_tokens="allow"), "a<|pad|>b") == ["<|user|>", "b"]
+    assert prompt(render(splits, special_tokens="keep"), "a<|pad|>b") == ["<|user|>", "b"]
 
 
 def test_a_prompt_and_its_answer_must_fit_the_model(render):

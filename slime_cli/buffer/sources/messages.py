@@ -55,12 +55,16 @@ def _message(message: Any, field: str, where: str) -> dict[str, Any]:
         )
     content = message.get("content")
     if isinstance(content, list):
-        content = _joined(content, field, where)
-    elif content is None and role != "tool" and not any(message.get(name) for name in SAYS_NOTHING):
+        content = _joined(content, field, where) if content or not _says_otherwise(message) else None
+    elif content is None and role != "tool" and not _says_otherwise(message):
         raise RowProblem(field, f"{where} has null as content, not text")
     elif not isinstance(content, str | None):
         raise RowProblem(field, f"{where} has {kind_of(content)} as content, not text")
     return {key: part for key, part in message.items() if part is not None} | {"content": content}
+
+
+def _says_otherwise(message: dict[str, Any]) -> bool:
+    return any(message.get(name) for name in SAYS_NOTHING)
 
 
 def _joined(parts: list[Any], field: str, where: str) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from slime_cli.options.declare import group, option
+from slime_cli.options.declare import SUPERVISED, group, option
 
 
 @group("data")
@@ -16,10 +16,22 @@ class Data:
     tool_key: str = option("tools", "Field of a row that lists tools for the chat template.")
     apply_chat_template: bool = option(False, "Render the prompt's messages with the tokenizer's chat template.")
     apply_chat_template_kwargs: dict[str, Any] = option({}, "JSON object of extra arguments for the chat template.")
-    special_tokens_in_data: Literal["text", "refuse", "allow"] | None = option(
+    special_tokens_in_data: Literal["text", "keep", "refuse"] | None = option(
         None,
-        "Control tokens in a row's own text: taken as text (with a chat template), refused (without), or "
-        "allowed as control tokens.",
+        "Control tokens in a row's own text: taken as text (with a chat template), refused (without), or kept "
+        "as control tokens.",
+    )
+    on_rewritten_turns: Literal["fan-out", "refuse"] = option(
+        "fan-out",
+        "A conversation whose chat template rewrites earlier turns: a sample for each stretch that only grows, "
+        "siblings of one trajectory, or a bad row.",
+        needs=SUPERVISED,
+    )
+    opened_thinking: Literal["fill", "cut", "refuse"] = option(
+        "fill",
+        "A generation prompt that opens <think> where the template's own turn does not: the answer fills and closes "
+        "it, the opening is cut off, or the row is bad.",
+        needs=SUPERVISED,
     )
     on_bad_row: Literal["fail", "skip"] = option(
         "fail", "A row that cannot be used ends the run, or is counted and passed over.", resume="free"

@@ -22,6 +22,7 @@ def test_null_and_missing_content_are_the_same_where_a_message_says_something_el
     more = {name: CALLS if name == "tool_calls" else "I think."}
     assert content({"role": "assistant", "content": None} | more) is None
     assert content({"role": "assistant"} | more) is None
+    assert content({"role": "assistant", "content": []} | more) is None
     assert content({"role": "tool", "content": None}) is None
 
 
