@@ -41,6 +41,15 @@ def checked(host: str, option: str) -> str:
     return host
 
 
+def is_mine(host: str) -> bool:
+    """An address, or the name of one, that this machine has."""
+    try:
+        _bind(host, 0)
+    except OSError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

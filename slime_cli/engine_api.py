@@ -48,6 +48,25 @@ def post(url: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Res
         raise EngineError(f"{url}{path}: {type(error).__name__}: {error}", _RUNNING) from None
 
 
+class Session:
+    """Requests over connections that stay open, for many in a row. Threads may share it."""
+
+    def __init__(self, timeout: float) -> None:
+        self._http = _client(timeout)
+
+    def done(self, url: str, path: str, body: dict[str, Any]) -> None:
+        """Raises EngineError unless the engine answers that it has done it."""
+        try:
+            answer = self._http.post(url + path, json=body)
+        except httpx.HTTPError as error:
+            raise EngineError(f"{url}{path}: {type(error).__name__}: {error}", _RUNNING) from None
+        if answer.status_code != 200:
+            raise EngineError(f"{url}{path} answered {answer.status_code}: {answer.text.strip()[:300]}", _RUNNING)
+
+    def close(self) -> None:
+        self._http.close()
+
+
 def require(url: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Response:
     """The engine's answer to a request that it must not refuse. Raises EngineError."""
     answer = post(url, path, body, timeout)

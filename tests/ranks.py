@@ -1,14 +1,17 @@
-"""A learner of ranks in this process that write a version together, each its share, as the trainer's ranks do."""
+"""Learners of ranks in this process that write a version together, each its share, or send it from memory, as the
+trainer's ranks do."""
 
+import os
 import pathlib
 
 import msgspec
 import torch
 
 from slime_cli.manifests import layout
-from slime_cli.weights import publish
+from slime_cli.weights import publish, sums, tensor_sums
 from slime_cli.weights.base import Base
-from slime_cli.weights.transport import FULL, Writing
+from slime_cli.weights.sending import Sender
+from slime_cli.weights.transport import FULL, Asked, Sending, Writing
 
 
 class Ranks:
@@ -38,6 +41,36 @@ class Ranks:
 
     def load_published(self, folder: str) -> None:
         self.loaded.append(folder)
+
+    def keep(self, name: str, path: str | None = None) -> None:
+        self.kept.append(name)
+
+
+class MemoryRank:
+    """A learner of one rank in this process that has ``weights`` in memory, as of optimizer step ``step``."""
+
+    def __init__(self, weights: dict[str, torch.Tensor], step: int = 0) -> None:
+        self.weights = weights
+        self.step = step
+        self.sender = Sender(0, torch.device("cpu"))
+        self.sendings: list[Sending] = []
+        self.kept: list[str] = []
+
+    def devices(self) -> list[str]:
+        return [f"{os.uname().nodename}/"]
+
+    def send(self, how: Sending) -> dict[str, str]:
+        assert how.step == self.step
+        self.sendings.append(how)
+        size = sum(tensor.nbytes for tensor in self.weights.values())
+        return self.sender.send(iter(self.weights.items()), how, 2 * size)
+
+    def sums(self, asked: Asked) -> dict[str, list[frozenset[str]]]:
+        function = sums.NAMES[asked.function]
+        return tensor_sums.of(self.weights.items(), asked.names, asked.dtype, function, asked.ranks)
+
+    def part(self) -> None:
+        self.sender.part()
 
     def keep(self, name: str, path: str | None = None) -> None:
         self.kept.append(name)

@@ -66,6 +66,7 @@ class Cluster:
         self.engine_devices = s.rollout_num_gpus
         self.per_engine = s.rollout_num_gpus_per_engine
         self.colocate = s.colocate
+        self.broadcasts = s.update_weight_transport == "nccl"
         bundles = max(self.ranks, self.engine_devices) if self.colocate else self.ranks + self.engine_devices
         self.working_directory = os.getcwd()
         self.ray = ray = join.start(run_dir / layout.LOGS, max(os.cpu_count() or 1, bundles))
@@ -109,9 +110,10 @@ class Cluster:
 
     def _start_ranks(self) -> list[Any]:
         remote = self.ray.remote(num_cpus=0.5, max_restarts=0)(TrainerRank)
+        environment = hardware.group_environment() if self.broadcasts else {}
         return [
             remote.options(scheduling_strategy=self._strategy(i)).remote(
-                i, self.ranks, str(self.run_dir), self.trace, self.working_directory
+                i, self.ranks, str(self.run_dir), self.trace, self.working_directory, environment
             )
             for i in range(self.ranks)
         ]

@@ -13,7 +13,7 @@ from slime_cli import disk
 from slime_cli.buffer.columns import TrainBatch
 from slime_cli.errors import EngineError, SlimeError
 from slime_cli.training.settings import Settings
-from slime_cli.weights.transport import FULL, Writing
+from slime_cli.weights.transport import FULL, Asked, Sending, Writing
 
 RESUME = "the same command resumes from the last commit"
 
@@ -90,6 +90,23 @@ class Learner:
         self._get([first.prepare.remote(folder, how)])
         parts = self._get([rank.publish.remote(folder, how) for rank in self.ranks])
         return self._get([first.seal.remote(folder, version, how, parts)])[0]
+
+    def devices(self) -> list[str]:
+        """For each rank MACHINE/GPU, with nothing behind the stroke on a CPU: what others share memory with it by."""
+        return self._get([rank.device_name.remote() for rank in self.ranks])
+
+    def send(self, how: Sending) -> dict[str, str]:
+        """The present weights into engines; by URL, why one does not have all of them."""
+        return self._get([rank.send.remote(how) for rank in self.ranks])[0]
+
+    def sums(self, asked: Asked) -> dict[str, list[frozenset[str]]]:
+        """Sums of the present weights as engines name and cut them."""
+        found = self._get([rank.sums.remote(asked) for rank in self.ranks])
+        return {name: sums for of_rank in found for name, sums in of_rank.items()}
+
+    def part(self) -> None:
+        """Gives up the group with engines, if there is one."""
+        self._get([self.ranks[0].part.remote()])
 
     def _get(self, references: list[Any]) -> list[Any]:
         """What the ranks answered, in their order."""

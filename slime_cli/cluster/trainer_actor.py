@@ -10,6 +10,7 @@ import os
 import pathlib
 import shutil
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from slime_cli import disk, manifests, processes
@@ -17,10 +18,13 @@ from slime_cli.buffer.columns import TrainBatch
 from slime_cli.cluster.learner import Begun, Trained
 from slime_cli.manifests import layout
 from slime_cli.training.settings import Settings
-from slime_cli.weights.transport import Part, Writing
+from slime_cli.weights.transport import Asked, Part, Sending, Writing
 
 if TYPE_CHECKING:
+    import torch
+
     from slime_cli.training.trainer import Trainer
+    from slime_cli.weights.sending import Sender
 
 
 class TrainerRank:
@@ -29,8 +33,17 @@ class TrainerRank:
     trainer: "Trainer"
     """The phase's, from :meth:`begin` on."""
 
-    def __init__(self, rank: int, world_size: int, run_dir: str, trace: bool, working_directory: str) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        run_dir: str,
+        trace: bool,
+        working_directory: str,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         processes.enter(working_directory)
+        os.environ.update(environment or {})
         warnings.filterwarnings("ignore")
         logging.getLogger().setLevel(logging.ERROR)
         import torch
@@ -54,6 +67,7 @@ class TrainerRank:
         self.tracer = Tracer(run_dir, f"trainer-{rank}", enabled=trace)
         self.saving_to = run_dir
         self.published = Base()
+        self.sender: Sender | None = None
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 waits for the others."""
@@ -188,6 +202,54 @@ class TrainerRank:
         with disk.naming(target), self.tracer.span("export"):
             named = publish.owned(self.bridge.export(self.trainer.policy.model), self.rank, self.world_size)
             return self.published.write(named, folder, prefix, how)
+
+    def device_name(self) -> str:
+        """MACHINE/GPU, with nothing behind the stroke on a CPU."""
+        from slime_cli.hardware import device as hardware
+
+        device = self._torch_device()
+        gpu = ""
+        if device.type == "cuda":
+            import torch
+
+            gpu = hardware.gpu_name(str(torch.cuda.get_device_properties(device).uuid))
+        return f"{os.uname().nodename}/{gpu}"
+
+    def send(self, how: Sending) -> dict[str, str]:
+        """The present weights into engines; all ranks gather, rank 0 answers who does not have all of them."""
+        from slime_cli.weights.sending import Sender
+
+        with self.tracer.span("send"):
+            self.sender = self.sender or Sender(self.rank, self._torch_device())
+            parameters = (p.nbytes for module in self.trainer.policy.model for p in module.parameters())
+            return self.sender.send(self._present(how.step), how, 2 * self.world_size * sum(parameters))
+
+    def sums(self, asked: Asked) -> dict[str, list[frozenset[str]]]:
+        """This rank's share of the sums; all ranks gather."""
+        from slime_cli.weights import sums, tensor_sums
+
+        with self.tracer.span("sums"):
+            names = asked.names[self.rank :: self.world_size]
+            function = sums.NAMES[asked.function]
+            return tensor_sums.of(self._present(asked.step), names, asked.dtype, function, asked.ranks)
+
+    def part(self) -> None:
+        """Leaves the group with engines. Rank 0 alone is asked."""
+        if self.sender is not None:
+            self.sender.part()
+
+    def _present(self, step: int) -> Iterator["tuple[str, torch.Tensor]"]:
+        """The policy's weights, on this rank's device. Raises EngineError when they are not those of ``step``."""
+        from slime_cli.errors import EngineError
+
+        if self.trainer.step != step:
+            raise EngineError(f"the trainer is at step {self.trainer.step}, not {step}", "this is a defect: report it")
+        return self.bridge.export(self.trainer.policy.model, cpu=self.device.kind == "cpu")
+
+    def _torch_device(self) -> "torch.device":
+        import torch
+
+        return torch.device("cuda", torch.cuda.current_device()) if self.device.kind == "cuda" else torch.device("cpu")
 
     def seal(self, target: str, version: str, how: Writing, parts: list[Part]) -> int:
         """The manifest over the parts of all ranks; the bytes of all. Rank 0 alone is asked."""

@@ -48,6 +48,21 @@ def find() -> Device:
     return Device("cpu", os.cpu_count() or 1, "cpu")
 
 
+@functools.cache
+def gpus() -> list[str]:
+    """The UUID of each GPU of this machine, in the driver's order; empty without one."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    found = subprocess.run(query, capture_output=True, text=True, check=False)
+    return [gpu_name(line) for line in found.stdout.splitlines() if line.strip()] if found.returncode == 0 else []
+
+
+def gpu_name(uuid: str) -> str:
+    """A GPU's UUID as it is compared here: the driver and torch write it in different ways."""
+    return uuid.strip().lower().removeprefix("gpu-")
+
+
 def prepare_trainer() -> Device:
     """Makes this process able to run Megatron on what the machine has; call before anything imports megatron."""
     device = find()
@@ -135,10 +150,14 @@ def engine_environment(environment: dict[str, str]) -> dict[str, str]:
         out["PYTHONPATH"] = os.pathsep.join(p for p in (stand_ins, out.get("PYTHONPATH", "")) if p)
         out.setdefault("OMP_NUM_THREADS", "1")
     else:
-        out["NCCL_CUMEM_ENABLE"] = (
-            "0"  # what SGLang's own processes use; weight updates over NCCL need both sides equal
-        )
+        out |= group_environment()
     return out
+
+
+def group_environment() -> dict[str, str]:
+    """Environment of processes that are in one group with an engine's."""
+    # What SGLang's own processes use. Where it differs the engine fails ("invalid argument") and the sender waits.
+    return {"NCCL_CUMEM_ENABLE": "0"} if find().kind == "cuda" else {}
 
 
 def engine_defaults() -> dict[str, object]:

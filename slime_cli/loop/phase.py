@@ -132,6 +132,8 @@ class Phase:
             await self._evaluated()
             await self._evaluate()
         await asyncio.to_thread(self.saver.commit, wait=True)
+        if self.publisher is not None:
+            await asyncio.to_thread(self.publisher.close)
         self.buffer.put_state(seconds=self.seconds(), finished=self.total)
 
     def result(self) -> PhaseResult:

@@ -147,6 +147,10 @@ class Publisher:
             self.say(f"the weights of step {step} {why}, so the engines continue with those of step {commits[-1].step}")
         return version
 
+    def close(self) -> None:
+        """At an orderly end: engines and ranks give back what they keep for the next version."""
+        self.transport.close()
+
     def restore_old_actor(self, version: Version) -> None:
         """Before the learner loads the last commit: it keeps those weights as the ones that engines sample from."""
         if self.keep_old_actor:

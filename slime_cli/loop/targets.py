@@ -81,7 +81,7 @@ def room(
         )
     ]
     published = parameters * (2 if half else 4)
-    if s.loss_type != "sft_loss":
+    if s.loss_type != "sft_loss" and s.update_weight_transport == "disk":
         needs.append(
             (folder / layout.WEIGHTS, f"{KEEP_WEIGHTS} + 1 published versions", (KEEP_WEIGHTS + 1) * published)
         )

@@ -27,6 +27,8 @@ SpanName = Literal[
     # trainer ranks
     "load_checkpoint",
     "load_published",
+    "send",
+    "sums",
     "data",
     "values",
     "log_probs",

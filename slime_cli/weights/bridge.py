@@ -82,7 +82,8 @@ class Bridge:
                 "slime doctor --hf-checkpoint DIR says what is missing",
             )
 
-    def export(self, model: list) -> Iterator[tuple[str, torch.Tensor]]:
-        """(HF name, whole tensor on the CPU) of every weight, gathered over tensor and pipeline ranks."""
+    def export(self, model: list, *, cpu: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """(HF name, whole tensor) of every weight, gathered over tensor and pipeline ranks. ``cpu``: there, whatever
+        device the model is on."""
         _say_whether_tied(model)
-        yield from self._bridge.export_hf_weights(model, cpu=True, show_progress=False)
+        yield from self._bridge.export_hf_weights(model, cpu=cpu, show_progress=False)

@@ -23,9 +23,11 @@ _TILE = 8192
 _BLOCK = 8 * _TILE
 """Words that are mixed at a time: they and what is made of them fit a core's cache."""
 _SEED = 0x243F6A88
-_MIXES = ((_SEED, 0x27D4EB2D, 15), (((_SEED * 0x9E3779B1) ^ 0xDEADBEEF) & 0xFFFFFFFF, 0x165667B1, 13))
+MIXES = ((_SEED, 0x27D4EB2D, 15), (((_SEED * 0x9E3779B1) ^ 0xDEADBEEF) & 0xFFFFFFFF, 0x165667B1, 13))
 """For each half of a sum: its seed, and the factor and rotation by which a word's place goes into it."""
-_64_BITS = (1 << 64) - 1
+FINALIZER = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
+"""Murmur's: shift and factor of its steps."""
+ALL_64 = (1 << 64) - 1
 
 
 class Sum(Protocol):
@@ -82,18 +84,21 @@ class Tiles:
             return f"{0:016x}"
         if rest:
             last = np.frombuffer(rest, "<u4")
-            for half, mix in zip(halves, _MIXES, strict=True):
+            for half, mix in zip(halves, MIXES, strict=True):
                 half.append(_added(_placed(last, self._done, *mix)[None]))
         size = np.uint32(4 * words & 0xFFFFFFFF)
         high, low = (_finalised(np.concatenate(half) ^ size).astype(np.uint64) for half in halves)
         added = (high << np.uint64(32)) | low
-        return f"{_splitmix(int(added.sum(dtype=np.uint64))):016x}"
+        return f"{splitmix(int(added.sum(dtype=np.uint64))):016x}"
 
     def _mix(self, words: Words) -> None:
         """Whole tiles."""
-        for half, mix in zip(self._halves, _MIXES, strict=True):
+        for half, mix in zip(self._halves, MIXES, strict=True):
             half.append(_added(_placed(words, self._done, *mix).reshape(-1, _TILE)))
         self._done += len(words)
+
+
+NAMES: dict[str, type[Sum]] = {function.__name__: function for function in (Sha, Tiles)}
 
 
 def _placed(words: Words, first: int, seed: int, factor: int, rotation: int) -> Words:
@@ -110,7 +115,7 @@ def _placed(words: Words, first: int, seed: int, factor: int, rotation: int) -> 
 
 def _finalised(words: Words) -> Words:
     """Murmur's 32-bit finalizer, in place."""
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+    for shift, factor in FINALIZER:
         words ^= words >> np.uint32(shift)
         words *= np.uint32(factor)
     words ^= words >> np.uint32(16)
@@ -121,7 +126,7 @@ def _added(tiles: Words) -> Words:
     return tiles.sum(axis=1, dtype=np.uint32)
 
 
-def _splitmix(word: int) -> int:
+def splitmix(word: int) -> int:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        word = (word ^ word >> shift) * factor & _64_BITS
+        word = (word ^ word >> shift) * factor & ALL_64
     return word ^ word >> 31

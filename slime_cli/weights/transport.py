@@ -14,6 +14,7 @@ import msgspec
 
 from slime_cli import manifests
 from slime_cli.manifests.proof import Proof
+from slime_cli.weights.held import Rank
 
 BUFFER = 512 << 20
 """Bytes that a rank has in memory beside the model while it writes: ``--update-weight-buffer-size``."""
@@ -35,6 +36,44 @@ class Writing:
 
 
 FULL = Writing()
+
+
+@dataclasses.dataclass(frozen=True)
+class Receiver:
+    """An engine that takes weights from the ranks' memory."""
+
+    url: str
+    sources: tuple[int, ...]
+    """For each rank of the engine's model, the trainer rank that it shares memory with, or the one that sends."""
+
+    @property
+    def ranks(self) -> int:
+        return len(self.sources)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sending:
+    """How the ranks send the weights that they have."""
+
+    way: Literal["ipc", "nccl"]
+    receivers: tuple[Receiver, ...]
+    step: int
+    """The optimizer step that the weights must be those of."""
+    buffer: int = BUFFER
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """Which sums of the present weights the ranks compute."""
+
+    names: tuple[str, ...]
+    """As an engine names its tensors."""
+    dtype: str
+    function: str
+    """A name of :data:`slime_cli.weights.sums.NAMES`."""
+    ranks: tuple[Rank, ...]
+    """Those that share the engine's model."""
+    step: int
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -78,6 +117,24 @@ class Learner(Protocol):
         """The policy's present weights, or those of a checkpoint, are kept under a name."""
         ...
 
+    def devices(self) -> list[str]:
+        """By rank, what tells its GPU from all others; empty on a CPU."""
+        ...
+
+    def send(self, how: Sending) -> dict[str, str]:
+        """The policy's present weights into engines; by URL, why an engine does not have all of them. It is then to be
+        taken for spoilt."""
+        ...
+
+    def sums(self, asked: Asked) -> dict[str, list[frozenset[str]]]:
+        """By the engine's name of a tensor, for each of its ranks, the sums that it may have; empty where that is not
+        known."""
+        ...
+
+    def part(self) -> None:
+        """Gives up the group with engines that :meth:`send` made, if there is one."""
+        ...
+
 
 class Transport(Protocol):
     """One way to bring the trainer's weights into engines and to prove that they are there."""
@@ -112,4 +169,8 @@ class Transport(Protocol):
 
     def prune(self, keep: set[str]) -> None:
         """Takes away what it stores of versions whose names are not in ``keep``."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what ranks and engines keep for it. Called at an orderly end."""
         ...

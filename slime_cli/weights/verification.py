@@ -14,7 +14,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from slime_cli import engine_api
 from slime_cli.errors import DataError, EngineError
@@ -47,10 +47,32 @@ def unchanged(held: Mapping[str, str]) -> None:
             )
 
 
-def verify(version: Version, urls: Sequence[str]) -> list[Proof]:
+class Expected(Protocol):
+    """What the ranks of an engine would report of a version's tensors."""
+
+    @property
+    def name(self) -> str:
+        """The version's."""
+        ...
+
+    @property
+    def plain(self) -> bool:
+        """Nothing is quantised: an engine repacks such tensors, or sums up what they stand for."""
+        ...
+
+    def all(
+        self, names: Sequence[str], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]
+    ) -> dict[str, list[frozenset[str]]]:
+        """For each of the engine's tensors ``names`` and each rank the sums that it may have when the engine computes
+        in ``dtype``; empty when no published tensor is known to be it. Two where the version has another dtype: engines
+        keep some tensors (a router's bias) as they are."""
+        ...
+
+
+def verify(version: Version, urls: Sequence[str], expected: Expected | None = None) -> list[Proof]:
     """One proof an engine. Raises EngineError when one reports another version, or other weights than were published or
-    than another engine reports."""
-    expected = Sums(version)
+    than another engine reports. ``expected``: in place of what is read of the version."""
+    expected = expected or Sums(version)
     first: list[dict[str, str]] | None = None
     proofs = []
     for url in urls:
@@ -71,7 +93,7 @@ def verify(version: Version, urls: Sequence[str]) -> list[Proof]:
     return proofs
 
 
-def _compare(url: str, expected: "Sums", answer: list[dict[str, Any]], server: dict[str, Any], model: str) -> bool:
+def _compare(url: str, expected: Expected, answer: list[dict[str, Any]], server: dict[str, Any], model: str) -> bool:
     """Whether every tensor of every rank was compared with published ones. Raises EngineError where one differs."""
     function = sums.function(server)
     ranks = _ranks(answer, server, model)
@@ -79,16 +101,13 @@ def _compare(url: str, expected: "Sums", answer: list[dict[str, Any]], server: d
         return False
     dtype = engine_api.dtype(server)
     names = sorted({name for rank in answer for name in rank["checksums"]})
-    # A manifest has most sums of a CPU; on a GPU each tensor is read and summed up, on as many cores as there are.
-    workers = 1 if function is sums.Sha else min(8, os.cpu_count() or 1)
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        found = dict(zip(names, pool.map(lambda name: expected.of(name, dtype, function, ranks), names), strict=True))
+    found = expected.all(names, dtype, function, ranks)
     wrong: set[str] = set()
     for index, rank in enumerate(answer):
         wrong |= {n for n, s in rank["checksums"].items() if found[n][index] and s not in found[n][index]}
     if wrong:
         raise EngineError(
-            f"{url} holds other weights than {expected.version.name} in {len(wrong)} tensors, {min(wrong)} first",
+            f"{url} holds other weights than {expected.name} in {len(wrong)} tensors, {min(wrong)} first",
             "sync it again",
         )
     return all(found[name][index] for index, rank in enumerate(answer) for name in rank["checksums"])
@@ -124,14 +143,23 @@ class Sums:
     def __init__(self, version: Version):
         self.version = version
         self.plain = all(tensor.dtype in _FLOATS for tensor in version.manifest.tensors.values())
-        """Nothing is quantised: an engine repacks such tensors, or sums up what they stand for."""
         self._found: dict[tuple, list[frozenset[str]]] = {}
 
+    @property
+    def name(self) -> str:
+        return self.version.name
+
+    def all(
+        self, names: Sequence[str], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]
+    ) -> dict[str, list[frozenset[str]]]:
+        # A manifest has most sums of a CPU; on a GPU each tensor is read and summed up, on as many cores as there are.
+        workers = 1 if function is sums.Sha else min(8, os.cpu_count() or 1)
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            found = pool.map(lambda name: self.of(name, dtype, function, ranks), names)
+            return dict(zip(names, found, strict=True))
+
     def of(self, name: str, dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]) -> list[frozenset[str]]:
-        """For each rank the sums that its tensor ``name`` may have when it computes in ``dtype``; empty when no
-        published tensor is known to be it. Two where the version has another dtype: engines keep some tensors (a
-        router's bias) as they are.
-        """
+        """:meth:`all` of one tensor."""
         key = (name, dtype, function, tuple(ranks))
         if key not in self._found:
             self._found[key] = self._sums(name, dtype, function, ranks)

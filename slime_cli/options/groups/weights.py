@@ -5,6 +5,7 @@ from typing import Literal
 from slime_cli.options.declare import AT_LEAST_1, POLICY, Bounds, group, having, option
 
 _DELTA = having("update_weight_mode", "delta")
+_DISK = having("update_weight_transport", "disk")
 
 
 @group("weights", needs=POLICY)
@@ -14,8 +15,11 @@ class Weights:
     update_weight_mode: Literal["full", "delta"] = option(
         "full", "Whole versions, or what has changed since the one before.", resume="free"
     )
-    update_weight_transport: Literal["disk", "nccl"] = option(
-        "disk", "Files that engines load; nccl, slime's default, is not built.", resume="free"
+    update_weight_transport: Literal["disk", "ipc", "nccl"] = option(
+        "disk",
+        "Files that engines load; ipc, memory shared with engines of the same GPU or CPU; nccl, slime's default, a"
+        " broadcast to all engines (gloo on a CPU).",
+        resume="free",
     )
     update_weight_delta_encoding: Literal["xor", "overwrite"] = option(
         "xor",
@@ -33,11 +37,13 @@ class Weights:
     update_weight_local_checkpoint_dir: str | None = option(
         None,
         "Folder on a disk (or in memory) near the engines, which load from a copy there that this host keeps.",
+        needs=_DISK,
         resume="free",
     )
     update_weight_buffer_size: int = option(
         512 * 1024**2,
-        "Bytes of tensors that a trainer rank has in memory, beside its model, while it writes a version.",
+        "Bytes of tensors that a trainer rank has in memory, beside its model, while it writes a version; ipc and nccl"
+        " send buckets of as many bytes, and have two.",
         bounds=Bounds(ge=1 << 20),
         resume="free",
     )

@@ -7,12 +7,14 @@ from slime_cli.options.groups import SlimeOptions
 from slime_cli.weights.transport import Transport
 from slime_cli.weights.transports.delta import Delta
 from slime_cli.weights.transports.disk import Disk
+from slime_cli.weights.transports.memory import Memory
 
 
 def chosen(s: SlimeOptions, folder: pathlib.Path, newest: int, say: Callable[[str], None]) -> Transport:
     """The one that the options name, for the versions of the phase in ``folder``."""
     local = pathlib.Path(s.update_weight_local_checkpoint_dir) if s.update_weight_local_checkpoint_dir else None
-    assert s.update_weight_transport == "disk"  # options/checks/weights.py refuses others
+    if s.update_weight_transport != "disk":
+        return Memory(s.update_weight_transport, buffer=s.update_weight_buffer_size)
     if s.update_weight_mode == "full":
         return Disk(folder, newest, local=local, buffer=s.update_weight_buffer_size, say=say)
     return Delta(

@@ -94,6 +94,9 @@ class Delta:
             if name not in staying:
                 remove(path)
 
+    def close(self) -> None:
+        self.copy.close()
+
     def _applied(self, version: Version) -> Folder:
         return self.copy.bring(applying.chain(as_folder(version)))
 

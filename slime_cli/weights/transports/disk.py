@@ -61,6 +61,10 @@ class Disk:
             if path.name not in keep:
                 remove(path)
 
+    def close(self) -> None:
+        if self.copy:
+            self.copy.close()
+
 
 def load(version: Folder, engines: Sequence[str], *, flush: bool) -> None:
     """Every engine loads the version from its folder. Raises EngineError that names those that could not.

@@ -1,0 +1,235 @@
+"""Weights from a trainer's memory into an engine on the same GPU: slime's ipc transport, and the plain way beside it.
+
+``python -m ci.gpu.sync FOLDER [--small]`` (a new folder; about 3 minutes on an H200) starts ``slime serve-rollout``
+with a random Qwen3 of the 0.6B shape, puts the same weights on the GPU here and prints JSON lines: ``copy`` (a copy on
+the device, the ceiling), ``ipc`` for each bucket size (GB/s of both ways, one after the other in turn, and their
+ratio), ``parts`` (what slime's sync does besides sending, in ms) and ``proof`` (the engine's own sums agree; after its
+weights were spoilt they do not; a sync restores them). It ends with exit code 1 when a ratio is below the bound or a
+proof fails. ``--small`` is for trying it out, on a CPU as well.
+
+The plain way: one bucket at a time, tensors put together, pickled and posted over a new connection, the answer waited
+for; SGLang's own functions, nothing overlapped, nothing kept.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ci.gpu import common
+from slime_cli.errors import EngineError
+from slime_cli.weights import sums, tensor_sums
+from slime_cli.weights.sending import Sender
+from slime_cli.weights.transport import Asked, Receiver, Sending
+from slime_cli.weights.transports import memory
+
+SHAPE = (
+    "tiny:qwen3?hidden_size=1024&intermediate_size=3072&num_hidden_layers=28&num_attention_heads=16&num_key_value_heads=8"
+    "&head_dim=128&rope_theta=1000000&initializer_range=0.02&max_position_embeddings=40960&vocab_size=151936"
+)
+SMALL = "tiny:qwen3?num_hidden_layers=28&hidden_size=64&intermediate_size=128&head_dim=16"
+MIB = (64, 512, 4096)
+"""Bucket sizes; the last holds the whole model."""
+BOUND = 2.0
+"""The product's speed ÷ the plain way's, at every bucket size."""
+TIMES = 7
+"""Syncs of each way; the first two warm up."""
+Named = Sequence[tuple[str, torch.Tensor]]
+
+
+class Learner:
+    """One rank whose policy is ``weights``."""
+
+    def __init__(self, weights: dict[str, torch.Tensor], device: torch.device) -> None:
+        self.weights = weights
+        self.device = device
+        self.size = sum(tensor.nbytes for tensor in weights.values())
+        self.sender = Sender(0, device)
+
+    def send(self, how: Sending) -> dict[str, str]:
+        return self.sender.send(iter(self.weights.items()), how, self.size + 16 * len(self.weights))
+
+    def sums(self, asked: Asked) -> dict[str, list[frozenset[str]]]:
+        function = sums.NAMES[asked.function]
+        return tensor_sums.of(self.weights.items(), asked.names, asked.dtype, function, asked.ranks)
+
+    def devices(self) -> list[str]:
+        import os
+
+        from slime_cli.hardware.device import gpu_name
+
+        gpu = gpu_name(str(torch.cuda.get_device_properties(self.device).uuid)) if self.device.type == "cuda" else ""
+        return [f"{os.uname().nodename}/{gpu}"]
+
+    def part(self) -> None:
+        self.sender.part()
+
+
+class Plain:
+    """The plain way."""
+
+    def __init__(self, url: str) -> None:
+        from sglang.srt.utils.common import MultiprocessingSerializer
+        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+        torch.multiprocessing.set_sharing_strategy("file_system")  # what is on a CPU crosses to another program so
+        self.url = url
+        self.serialize: Callable[..., Any] = MultiprocessingSerializer.serialize
+        self.bucket: Callable[..., Any] = FlattenedTensorBucket
+
+    def send(self, named: Named, limit: int) -> None:
+        import requests
+
+        for group in self._groups(named, limit):
+            bucket = self.bucket(named_tensors=group)
+            payload = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
+            text = self.serialize(payload, output_str=True)
+            _synchronize()
+            body = {"serialized_named_tensors": [text], "load_format": "flattened_bucket", "flush_cache": False}
+            answer = requests.post(f"{self.url}/update_weights_from_tensor", json=body, timeout=300)
+            assert answer.status_code == 200, answer.text[:300]
+
+    def _groups(self, named: Named, limit: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """``limit`` bytes and what the last tensor has more than that; slime's buckets have never more."""
+        group: list[tuple[str, torch.Tensor]] = []
+        size = 0
+        for name, tensor in named:
+            group.append((name, tensor))
+            size += tensor.nbytes
+            if size >= limit:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _timed(work: Callable[[], object]) -> float:
+    _synchronize()
+    started = time.perf_counter()
+    work()
+    _synchronize()
+    return time.perf_counter() - started
+
+
+def _copied(size: int, device: torch.device) -> float:
+    """Seconds of a copy on the device."""
+    one = torch.empty(size, dtype=torch.uint8, device=device)
+    other = torch.empty_like(one)
+    return min(_timed(lambda: other.copy_(one)) for _ in range(TIMES))
+
+
+@contextlib.contextmanager
+def serving(folder: pathlib.Path, model: str, words: Sequence[str]) -> Iterator[tuple[str, pathlib.Path]]:
+    """``slime serve-rollout`` while the block runs: its engine's URL, and the model's folder."""
+    run = folder / "serve"
+    started = time.monotonic()
+    with open(folder / "serve.log", "wb") as log:
+        command = common.slime("serve-rollout", "--hf-checkpoint", model, "--run-dir", str(run), *words)
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        while not (run / "endpoint.json").exists():
+            if process.poll() is not None:
+                sys.exit((folder / "serve.log").read_text()[-3000:])
+            time.sleep(0.2)
+        common.say("serve-rollout", seconds=time.monotonic() - started)
+        yield json.loads((run / "endpoint.json").read_text())["engines"][0]["url"], run / "model"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def weights(model: pathlib.Path, device: torch.device) -> dict[str, torch.Tensor]:
+    """The model's, on the device, in what engines compute in there."""
+    from safetensors.torch import load_file
+
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(model.glob("*.safetensors")):
+        found |= load_file(file)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {name: tensor.to(device, dtype) for name, tensor in found.items()}
+
+
+def compare(url: str, learner: Learner, mib: int) -> float:
+    """Both ways in turn with buckets of so many MiB: slime's speed ÷ the plain way's."""
+    limit = mib << 20
+    plain = Plain(url)
+    named = list(learner.weights.items())
+    how = Sending("ipc", (Receiver(url, (0,)),), 0, limit)
+
+    def ours() -> None:
+        failed = learner.send(how)
+        assert not failed, failed
+
+    seconds: dict[str, list[float]] = {"plain": [], "slime": []}
+    for _ in range(TIMES):
+        seconds["plain"].append(_timed(lambda: plain.send(named, limit)))
+        seconds["slime"].append(_timed(ours))
+    median = {way: statistics.median(taken[2:]) for way, taken in seconds.items()}
+    speed = {f"{way}_gb_s": learner.size / taken / 1e9 for way, taken in median.items()}
+    ratio = median["plain"] / median["slime"]
+    buckets = sum(1 for _ in plain._groups(named, limit))
+    first = {f"{way}_first_s": taken[0] for way, taken in seconds.items()}
+    common.say("ipc", bucket_mib=mib, buckets=buckets, **speed, ratio=ratio, held=ratio >= BOUND, **first)
+    return ratio
+
+
+def proof(url: str, learner: Learner) -> bool:
+    """The transport as a run uses it: proven, spoilt and found, restored."""
+    from slime_cli import engine_api
+
+    transport = memory.Memory("ipc")
+    version = transport.write(learner, 0)
+    parts = {"send_flush_ms": 1e3 * _timed(lambda: transport.send(version, [url], flush=True))}
+    parts["send_ms"] = 1e3 * _timed(lambda: transport.send(version, [url], flush=False))
+    kinds = [proof.kind for proof in transport.verify(version, [url])]
+    parts["verify_ms"] = 1e3 * _timed(lambda: transport.verify(version, [url]))
+    common.say("parts", **parts)
+    engine_api.require(url, "/weights_checker", {"action": "reset_tensors"}, 60)
+    try:
+        transport.verify(version, [url])
+        found = False
+    except EngineError:
+        found = True
+    transport.send(version, [url], flush=True)
+    kinds += [proof.kind for proof in transport.verify(version, [url])]
+    common.say("proof", kinds=kinds, spoilt_weights_found=found)
+    return found and set(kinds) == {"checksum"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--small", action="store_true", help="a small model and small buckets")
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    words = ["--sglang-mem-fraction-static", "0.4", "--sglang-disable-cuda-graph"] if device.type == "cuda" else []
+    with serving(folder, SMALL if args.small else SHAPE, words) as (url, model):
+        learner = Learner(weights(model, device), device)
+        machine = common.machine() if device.type == "cuda" else "cpu"
+        size = {"gb": learner.size / 1e9, "tensors": len(learner.weights)}
+        common.say("copy", machine=machine, **size, gb_s=learner.size / _copied(learner.size, device) / 1e9)
+        ratios = [compare(url, learner, mib) for mib in ((1, 4096) if args.small else MIB)]
+        proven = proof(url, learner)
+    held = proven and min(ratios) >= BOUND
+    common.say("result", ratios=ratios, proven=proven, held=held)
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The present weights of the trainer's ranks into engines, straight from memory. Each rank keeps one :class:`Sender`.
+
+Rank 0 speaks to the engines. While they load one bucket the ranks gather and write the next: two buckets of
+``--update-weight-buffer-size`` bound the memory. Every rank goes through all tensors whatever becomes of the engines,
+for the others wait for it in each gathering; engines that failed are the answer, not an error. An engine with a part of
+the new weights is spoilt: the caller has marked it before (:mod:`slime_cli.weights.transports.memory`).
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import distributed
+
+from slime_cli.weights import buckets, shared
+from slime_cli.weights.group import BrokenError, Group
+from slime_cli.weights.posting import Posting
+from slime_cli.weights.transport import Receiver, Sending
+
+Named = Iterable[tuple[str, torch.Tensor]]
+LOAD_TIMEOUT = 300.0
+"""Seconds for an engine to load one bucket."""
+
+
+class Sender:
+    """``device``: where this rank's tensors are."""
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self.rank = rank
+        self.device = device
+        self._shared = buckets.Buffers(lambda size: shared.Shared(size, device))
+        self._own = buckets.Buffers(lambda size: _Own(size, device))
+        self._group: Group | None = None
+
+    def send(self, named: Named, how: Sending, most: int) -> dict[str, str]:
+        """On rank 0 the engines that have not all of ``named``, by URL, each with the reason. ``most``: bytes of all
+        tensors together at most."""
+        if how.way == "nccl":
+            return self._over_group(named, how, most) if self.rank == 0 else _through(named)
+        together = any(receiver.sources != (0,) * receiver.ranks for receiver in how.receivers)
+        return self._into_shared(named, how, most, together) if together or self.rank == 0 else _through(named)
+
+    def part(self) -> None:
+        """Leaves the group with engines, if there is one."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _into_shared(self, named: Named, how: Sending, most: int, together: bool) -> dict[str, str]:
+        """Buffers that engines open. ``together``: those of several ranks, each of which has all tensors."""
+        posting = Posting([r.url for r in how.receivers] if self.rank == 0 else [], _FROM_TENSOR, LOAD_TIMEOUT)
+        sources = {receiver.url: receiver.sources for receiver in how.receivers}
+        try:
+            for bucket in buckets.packed(named, self._shared, limit=how.buffer, most=most, mixed=True):
+                bucket.memory.written()
+                openings = _of_all(bucket.memory.opening) if together else [bucket.memory.opening]
+                if self.rank == 0:
+                    texts = [shared.payload(opening, bucket) for opening in openings]
+                    posting.put(lambda url, texts=texts: _BUCKET | {_TENSORS: [texts[s] for s in sources[url]]})
+                    posting.wait(1)
+                if together:  # the buffer that is filled next is free
+                    distributed.barrier()
+            posting.wait(0)
+            return posting.failed
+        finally:
+            posting.close()
+
+    def _over_group(self, named: Named, how: Sending, most: int) -> dict[str, str]:
+        """Broadcasts to all engines at once: they have the weights together, or none of them has."""
+        left = iter(named)
+        posting = Posting([r.url for r in how.receivers], "/update_weights_from_distributed", LOAD_TIMEOUT)
+        try:
+            group = self._joined(how.receivers)
+            for bucket in buckets.packed(left, self._own, limit=how.buffer, most=most, mixed=False):
+                described = {
+                    "names": [place.name for place in bucket.places],
+                    "dtypes": [str(place.dtype).removeprefix("torch.") for place in bucket.places],
+                    "shapes": [list(place.shape) for place in bucket.places],
+                    "group_name": group.name,
+                }
+                posting.put(lambda url, described=described: _BUCKET | described)
+                group.broadcast(bucket.memory.flat[: bucket.size], posting)
+                posting.wait(1)
+                if posting.failed:
+                    raise BrokenError("; ".join(posting.failed.values()))
+            posting.wait(0)
+            if posting.failed:
+                raise BrokenError("; ".join(posting.failed.values()))
+            return {}
+        except BrokenError as error:
+            self.part()
+            _through(left)
+            return {r.url: posting.failed.get(r.url, f"the group broke: {error}") for r in how.receivers}
+        finally:
+            posting.close()
+
+    def _joined(self, receivers: tuple[Receiver, ...]) -> Group:
+        """The group with these engines: the one of the last time, unless others are to be reached now."""
+        if self._group is not None and self._group.receivers != receivers:
+            self.part()
+        if self._group is None:
+            self._group = Group(receivers, self.device)
+        return self._group
+
+
+_FROM_TENSOR = "/update_weights_from_tensor"
+_TENSORS = "serialized_named_tensors"
+_BUCKET = {"load_format": "flattened_bucket", "flush_cache": False}
+
+
+class _Own:
+    """A buffer that nobody else opens."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.flat = torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _through(named: Named) -> dict[str, str]:
+    """Takes part in the gathering, and nothing else."""
+    for _ in named:
+        pass
+    return {}
+
+
+def _of_all(opening: shared.Opening) -> list[shared.Opening]:
+    """By rank."""
+    found: list = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, opening)
+    return found

@@ -1,0 +1,95 @@
+"""Buffers that the engines of this machine open by themselves: memory of the CPU, or of the GPU that they share.
+
+A bucket goes to a stock SGLang engine (``/update_weights_from_tensor``, 0.5.16) as a pickle, of which its unpickler
+takes what torch and Python make tensors with. So the pickle says how to open the buffer, and no tensor's bytes are in
+it:
+
+* On a CPU the buffer is memory without a name (``memfd``), opened through this process's ``/proc/PID/fd``: nothing of
+  it is left when the process ends, however it does. Both must be of one user and see each other's processes.
+* On a GPU it is a CUDA IPC handle. The handle is made once for a buffer: torch keeps a record of each that it makes for
+  as long as the buffer lives. What orders reads and writes is :meth:`Shared.written` before an engine is told, and the
+  engine's answer, which comes after it has closed the buffer.
+"""
+
+import base64
+import functools
+import os
+import pickle
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from slime_cli.weights.buckets import Bucket
+
+Opening = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+"""A function and its arguments, which give the buffer's bytes in the process that calls it."""
+
+
+class Shared:
+    """A buffer of ``size`` bytes that other processes can open. ``device``: torch's; the CPU, or a CUDA device."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.device = device
+        self._file: int | None = None
+        if device.type == "cuda":
+            self.flat = torch.empty(size, dtype=torch.uint8, device=device)
+            self.opening = _on_gpu(self.flat)
+        else:
+            self._file = os.memfd_create("slime-weights")
+            os.ftruncate(self._file, size)
+            opened = functools.partial(torch.from_file, shared=True, size=size, dtype=torch.uint8)
+            self.flat = opened(f"/proc/self/fd/{self._file}")
+            self.opening = (opened, (f"/proc/{os.getpid()}/fd/{self._file}",))
+
+    def written(self) -> None:
+        """Returns when the bytes are there for others."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+
+def _on_gpu(flat: torch.Tensor) -> Opening:
+    from torch.multiprocessing import reductions
+
+    rebuild, arguments = reductions.reduce_tensor(flat)
+    assert rebuild is reductions.rebuild_cuda_tensor
+    where = list(arguments)
+    # Processes may number the GPUs in other ways, so SGLang takes its UUID in the number's place.
+    where[_DEVICE] = str(torch.cuda.get_device_properties(flat.device).uuid)
+    return rebuild, tuple(where)
+
+
+_DEVICE = 6
+"""Which argument of torch's ``rebuild_cuda_tensor`` is the device."""
+
+
+class _Buffer:
+    """Pickled, it is what an engine opens."""
+
+    def __init__(self, opening: Opening) -> None:
+        self.opening = opening
+
+    def __reduce__(self) -> Opening:
+        return self.opening
+
+
+def payload(opening: Opening, bucket: Bucket[Any]) -> str:
+    """The bucket for one rank of an engine, as JSON takes it. ``opening``: of the buffer that this rank can reach."""
+    described = [
+        types.SimpleNamespace(
+            name=place.name,
+            shape=torch.Size(place.shape),
+            dtype=place.dtype,
+            start_idx=place.begin,
+            end_idx=place.end,
+            numel=place.end - place.begin,
+        )
+        for place in bucket.places
+    ]
+    found = pickle.dumps({"flattened_tensor": _Buffer(opening), "metadata": described})
+    return base64.b64encode(found).decode()

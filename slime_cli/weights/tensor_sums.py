@@ -1,0 +1,131 @@
+"""Sums of what each rank of an engine should hold, from tensors in memory: on a GPU summed up there.
+
+Gives what :class:`slime_cli.weights.verification.Sums` gives for a version on a disk. A tensor of an engine is cut,
+fused, padded and cast from published ones as :mod:`slime_cli.weights.held` says; the parts of one are kept until all
+have come. Called by the trainer's ranks.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from slime_cli.weights import held, sums
+from slime_cli.weights.held import Cut, Rank
+from slime_cli.weights.shards import content
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_TILE = 8192
+_BLOCK = 512 * _TILE
+"""Words that are mixed at a time: what is made of them is a few times as large."""
+
+
+def of(
+    named: Iterable[tuple[str, torch.Tensor]],
+    names: Sequence[str],
+    dtype: str,
+    function: type[sums.Sum],
+    ranks: Sequence[Rank],
+) -> dict[str, list[frozenset[str]]]:
+    """For each of the engine's tensors ``names`` and each rank the sums that it may have when the engine computes in
+    ``dtype`` ("auto": in that of the tensors); empty where no tensor of ``named`` is known to be it. All of ``named``
+    is gone through."""
+    wanting: dict[str, list[str]] = {}
+    for name in names:
+        for part in held.parts_of(name):
+            wanting.setdefault(part, []).append(name)
+    found: dict[str, list[frozenset[str]]] = {name: [frozenset()] * len(ranks) for name in names}
+    come: dict[str, dict[str, torch.Tensor]] = {}
+    for part, tensor in named:
+        for name in wanting.get(part, ()):
+            parts = come.setdefault(name, {})
+            parts[part] = tensor
+            if len(parts) == len(held.parts_of(name)):
+                found[name] = _of_ranks({p: parts[p] for p in held.parts_of(name)}, dtype, function, ranks)
+                del come[name]
+    return found
+
+
+def _of_ranks(
+    parts: dict[str, torch.Tensor], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]
+) -> list[frozenset[str]]:
+    if any(tensor.dtype not in _FLOATS for tensor in parts.values()):
+        return [frozenset()] * len(ranks)
+    published = {tensor.dtype for tensor in parts.values()}
+    dtypes = published if dtype == "auto" else {getattr(torch, dtype), *published}
+    out = []
+    for rank in ranks:
+        cuts = [held.cut(part, tensor.shape, rank) for part, tensor in parts.items()]
+        known = [cut for cut in cuts if cut is not None]
+        if len(known) < len(cuts):
+            out.append(frozenset())
+            continue
+        pieces = [_piece(tensor, cut) for tensor, cut in zip(parts.values(), known, strict=True)]
+        out.append(frozenset(_sum([piece.to(wanted) for piece in pieces], function) for wanted in dtypes))
+    return out
+
+
+def _piece(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """That range of it, with rows of zeros behind its end."""
+    if not tensor.dim():
+        return tensor[None]
+    begin, end = (min(place, tensor.shape[cut.axis]) for place in (cut.begin, cut.end))
+    found = tensor.narrow(cut.axis, begin, end - begin)
+    missing = cut.end - cut.begin - found.shape[cut.axis]
+    if missing:
+        found = torch.cat([found, found.new_zeros(missing, *tensor.shape[1:])])
+    return found
+
+
+def _sum(pieces: Sequence[torch.Tensor], function: type[sums.Sum]) -> str:
+    """The sum of the pieces, one under the other."""
+    if function is sums.Tiles and pieces[0].is_cuda:
+        return tiles(torch.cat([piece.reshape(-1) for piece in pieces]))
+    out = function()
+    for piece in pieces:
+        out.update(content(piece).tobytes())
+    return out.text()
+
+
+def tiles(tensor: torch.Tensor) -> str:
+    """:class:`slime_cli.weights.sums.Tiles` of a tensor, computed where it is. 32-bit words wrap around as they do
+    there: torch's int32 has the same bits."""
+    if not tensor.numel():
+        return f"{0:016x}"
+    data = tensor.contiguous().reshape(-1).view(torch.uint8)
+    if data.numel() % 4:
+        data = torch.cat([data, data.new_zeros(-data.numel() % 4)])
+    words = data.view(torch.int32)
+    added = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for begin in range(0, words.numel(), _BLOCK):
+        added += _block(words[begin : begin + _BLOCK], begin, 4 * words.numel())
+    return f"{sums.splitmix(int(added) & sums.ALL_64):016x}"
+
+
+def _block(words: torch.Tensor, begin: int, size: int) -> torch.Tensor:
+    """The 64-bit sum over its tiles; the last may be cut short."""
+    places = torch.arange(begin, begin + words.numel(), dtype=torch.int64, device=words.device).to(torch.int32)
+    halves = []
+    for seed, factor, rotation in sums.MIXES:
+        turned = (places << rotation) | _shifted(places, 32 - rotation)
+        mixed = _finalised(places * _signed(factor) + _signed(seed) ^ turned ^ words)
+        mixed = torch.nn.functional.pad(mixed, (0, -mixed.numel() % _TILE)).view(-1, _TILE)
+        halves.append(_finalised(mixed.sum(1, dtype=torch.int64).to(torch.int32) ^ _signed(size)))
+    high, low = (half.to(torch.int64) & 0xFFFFFFFF for half in halves)
+    return ((high << 32) | low).sum()
+
+
+def _finalised(words: torch.Tensor) -> torch.Tensor:
+    """Murmur's 32-bit finalizer."""
+    for shift, factor in sums.FINALIZER:
+        words = (words ^ _shifted(words, shift)) * _signed(factor)
+    return words ^ _shifted(words, 16)
+
+
+def _shifted(words: torch.Tensor, by: int) -> torch.Tensor:
+    """To the right, with zeros from the left."""
+    return (words >> by) & ((1 << (32 - by)) - 1)
+
+
+def _signed(word: int) -> int:
+    word &= 0xFFFFFFFF
+    return word - (1 << 32) if word >> 31 else word

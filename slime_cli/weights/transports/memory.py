@@ -1,0 +1,190 @@
+"""Weights straight from the trainer's memory into the engines': ``ipc`` and ``nccl``. Torch-free.
+
+Nothing of a version is on a disk, so there is no way back to one: a resume loads the last commit and sends that. Before
+the first bucket every engine is told another version, NAME with :data:`SPOILT` behind it, and NAME when it has all of
+it and its cache is flushed. Whoever looks at an engine that was left in between, or gets an answer of it, sees that.
+"""
+
+import dataclasses
+import functools
+import os
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from slime_cli import addresses, engine_api, manifests
+from slime_cli.errors import DataError, EngineError, UsageError
+from slime_cli.hardware import device as hardware
+from slime_cli.manifests import layout
+from slime_cli.manifests.proof import Proof
+from slime_cli.weights import sums, verification
+from slime_cli.weights.held import Rank
+from slime_cli.weights.transport import BUFFER, Asked, Learner, Receiver, Sending, Version
+
+SPOILT = "-incomplete"
+TIMEOUT = 60.0
+LOAD_TIMEOUT = 300.0
+_DISK = "leave --update-weight-transport out: files suit every engine"
+
+
+@dataclasses.dataclass(frozen=True)
+class InMemory:
+    """A :class:`Version` that the ranks have until they train on."""
+
+    name: str
+    step: int
+    learner: Learner
+
+    @property
+    def manifest(self) -> manifests.Weights:
+        return manifests.Weights(
+            version=self.name, base=None, encoding="full", tensors={}, training_step=self.step, run=""
+        )
+
+    def chunks(self, tensor: str) -> Iterator[bytes]:
+        raise DataError(f"{self.name}: {tensor} is in the trainer's memory alone", "publish it: slime sync publish")
+
+
+class Memory:
+    """``name``: ``ipc`` for engines that share memory with the ranks, ``nccl`` for a group with them."""
+
+    can_go_back = False
+
+    def __init__(self, name: Literal["ipc", "nccl"], *, buffer: int = BUFFER) -> None:
+        self.way: Literal["ipc", "nccl"] = name
+        self.name: str = name
+        self.buffer = buffer
+        self._learner: Learner | None = None
+        self._brackets = functools.cache(_brackets)
+
+    def write(self, learner: Learner, step: int) -> InMemory:
+        """Nothing is written: the ranks have it."""
+        self._learner = learner
+        return InMemory(layout.version_name(step), step, learner)
+
+    def send(self, version: Version, engines: Sequence[str], *, flush: bool) -> None:
+        assert isinstance(version, InMemory), f"{version.name} is not in memory"
+        ranks = version.learner.devices() if self.way == "ipc" else []
+        receivers = engine_api.each(engines, lambda url: receiver(url, ranks))
+        bracketed = [url for url, needed in zip(engines, engine_api.each(engines, self._brackets)) if needed]
+        engine_api.each(engines, lambda url: _name(url, version.name + SPOILT))
+        engine_api.each(bracketed, lambda url: _bracket(url, "begin"))
+        failed = version.learner.send(Sending(self.way, tuple(receivers), version.step, self.buffer))
+
+        def end(url: str) -> None:
+            if url in failed:
+                raise EngineError(f"{failed[url]}; {url} has a part of {version.name} and says so", _AGAIN)
+            if url in bracketed:
+                _bracket(url, "end")
+            if flush:
+                engine_api.flush(url)
+            _name(url, version.name)
+
+        engine_api.each(engines, end)
+
+    def verify(self, version: Version, engines: Sequence[str]) -> list[Proof]:
+        assert isinstance(version, InMemory)
+        return verification.verify(version, engines, InTrainer(version))
+
+    def kept(self, step: int) -> None:
+        return None
+
+    def restore(self, version: Version, learner: Learner) -> None:
+        raise AssertionError(f"{version.name} cannot be restored")
+
+    def prune(self, keep: set[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._learner is not None:
+            self._learner.part()
+
+
+_AGAIN = "see the engine's log; the same command resumes from the last commit and sends whole weights"
+
+
+@dataclasses.dataclass(frozen=True)
+class InTrainer:
+    """What the ranks of an engine would report of weights that the trainer has: summed up where they are."""
+
+    version: InMemory
+
+    @property
+    def name(self) -> str:
+        return self.version.name
+
+    @property
+    def plain(self) -> bool:
+        """Engines that repack tensors were refused."""
+        return True
+
+    def all(
+        self, names: Sequence[str], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]
+    ) -> dict[str, list[frozenset[str]]]:
+        asked = Asked(tuple(names), dtype, function.__name__, tuple(ranks), self.version.step)
+        return self.version.learner.sums(asked)
+
+
+def receiver(url: str, ranks: Sequence[str]) -> Receiver:
+    """The engine as one that takes weights from memory. ``ranks``: of the trainer, what :meth:`Learner.devices` says
+    of them where memory is shared; empty where it is not. Raises UsageError for an engine that cannot."""
+    server = engine_api.get(url, "/server_info")
+    for option, plain in _PLAIN.items():
+        if (found := server.get(option) or plain) != plain:
+            flag = f"--{option.replace('_', '-')} {found}"
+            raise UsageError(f"{url} runs with {flag}: it takes weights from files alone", _DISK)
+    sources = (0,) * int(server.get("tp_size") or 1)
+    if ranks:
+        _require_here(url, ranks)
+        if str(server.get("device")).startswith("cuda"):
+            sources = _by_device(url, server, ranks)
+    return Receiver(url, sources)
+
+
+_PLAIN: dict[str, Any] = {"pp_size": 1, "dp_size": 1, "nnodes": 1, "quantization": None}
+"""Options of an engine with which its ranks share tensors in other ways, or repack them once they are loaded."""
+
+
+def _require_here(url: str, ranks: Sequence[str]) -> None:
+    here = os.uname().nodename
+    host = urllib.parse.urlsplit(url).hostname or ""
+    others = [rank for rank in ranks if rank.partition("/")[0] != here]
+    if others or not addresses.is_mine(host):
+        where = f"a trainer rank is on {others[0].partition('/')[0]}" if others else f"{url} is on another machine"
+        raise UsageError(f"--update-weight-transport ipc: {where}, and memory is shared on one machine", _DISK)
+
+
+def _by_device(url: str, server: dict[str, Any], ranks: Sequence[str]) -> tuple[int, ...]:
+    """For each rank of the engine, the trainer rank on the same GPU."""
+    gpus = hardware.gpus()
+    by_gpu = {rank.partition("/")[2]: number for number, rank in enumerate(ranks)}
+    found = []
+    for place in range(int(server.get("tp_size") or 1)):
+        index = int(server.get("base_gpu_id") or 0) + place * int(server.get("gpu_id_step") or 1)
+        gpu = gpus[index] if index < len(gpus) else ""
+        if gpu not in by_gpu:
+            raise UsageError(
+                f"--update-weight-transport ipc: {url} computes on GPU {index}, where no trainer rank is",
+                "--colocate puts them on the same GPUs; --update-weight-transport nccl needs that not",
+            )
+        found.append(by_gpu[gpu])
+    return tuple(found)
+
+
+def _brackets(url: str) -> bool:
+    """Whether the engine wants to be told where an update begins and ends: SGLang 0.5.23 does, 0.5.16 does not."""
+    answer = engine_api.post(url, "/begin_weight_update", {}, TIMEOUT)
+    if answer.status_code not in (200, 404):
+        raise EngineError(f"{url}/begin_weight_update answered {answer.status_code}: {answer.text[:300]}", _DISK)
+    if answer.status_code == 200:
+        _bracket(url, "end")
+    return answer.status_code == 200
+
+
+def _bracket(url: str, which: Literal["begin", "end"]) -> None:
+    engine_api.require(url, f"/{which}_weight_update", {}, LOAD_TIMEOUT)
+
+
+def _name(url: str, version: str) -> None:
+    body = {"new_version": version, "abort_all_requests": False}
+    engine_api.require(url, "/update_weight_version", body, TIMEOUT)

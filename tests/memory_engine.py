@@ -1,0 +1,128 @@
+"""A scripted engine that takes weights from memory, as stock SGLang does: it opens buffers, and joins groups.
+
+``weights`` is what it holds; its sums are of those. ``broken_after``: so many buckets are loaded, and then it refuses,
+or is gone (``gone``).
+"""
+
+import base64
+import datetime
+import io
+import pickle
+import threading
+
+import torch
+from torch import distributed
+
+from slime_cli.weights import publish
+from tests.scripted_engine import ScriptedEngine
+
+ALLOWED = ("builtins", "functools", "torch", "types")
+"""Modules that SGLang's own unpickler allows, of those that matter here."""
+
+
+class Unpickler(pickle.Unpickler):
+    def find_class(self, module_name, global_name):
+        assert module_name.split(".")[0] in ALLOWED, f"{module_name}.{global_name} is refused by an engine"
+        return super().find_class(module_name, global_name)
+
+
+class MemoryEngine(ScriptedEngine):
+    def __init__(self, weights: dict[str, torch.Tensor], *, ranks: int = 1, **server_info):
+        super().__init__("model", version="0.5.16", tp_size=ranks, **server_info)
+        self.weights = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        self.ranks = ranks
+        self.broken_after: int | None = None
+        self.gone = False
+        self.buckets: list[list[str]] = []
+        self.versions: list[str] = []
+        self._groups: dict = {}
+        self._turn = threading.Lock()
+        for path, answer in (
+            ("/update_weights_from_tensor", self._from_tensor),
+            ("/update_weights_from_distributed", self._from_group),
+            ("/init_weights_update_group", self._join),
+            ("/destroy_weights_update_group", self._leave),
+            ("/update_weight_version", self._name),
+            ("/weights_checker", self._sums),
+        ):
+            self.answers[path] = answer
+        self.answers["/flush_cache?timeout=60"] = {}
+
+    @property
+    def version(self) -> str:
+        return self.answers["/model_info"]["weight_version"]
+
+    def end(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def _fails(self) -> bool:
+        if self.broken_after is None or len(self.buckets) < self.broken_after:
+            return False
+        if self.gone:
+            raise ConnectionResetError("the engine is gone")
+        return True
+
+    def _load(self, named) -> None:
+        self.buckets.append([name for name, _ in named])
+        for name, tensor in named:
+            assert self.weights[name].shape == tensor.shape
+            self.weights[name].copy_(tensor)
+
+    def _from_tensor(self, body):
+        with self._turn:
+            if self._fails():
+                return None
+            assert len(body["serialized_named_tensors"]) == self.ranks
+            for text in body["serialized_named_tensors"]:
+                found = Unpickler(io.BytesIO(base64.b64decode(text, validate=True))).load()
+            assert body["load_format"] == "flattened_bucket" and body["flush_cache"] is False
+            flat = found["flattened_tensor"]
+            views = [(m.name, flat[m.start_idx : m.end_idx].view(m.dtype).reshape(m.shape)) for m in found["metadata"]]
+            self._load(views)
+            return {"success": True}
+
+    def _from_group(self, body):
+        with self._turn:
+            if self._fails():
+                return None
+            shapes = zip(body["shapes"], body["dtypes"], strict=True)
+            tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes]
+            flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+            self._groups[body["group_name"]].broadcast(flat, 0).wait()
+            at = 0
+            for tensor in tensors:
+                size = tensor.nbytes
+                tensor.copy_(flat[at : at + size].view(tensor.dtype).reshape(tensor.shape))
+                at += size
+            self._load(list(zip(body["names"], tensors, strict=True)))
+            return {"success": True}
+
+    def _join(self, body):
+        if self.answers.get("refuses to join"):
+            return None
+        name, size = body["group_name"], body["world_size"]
+        assert body["backend"] == "gloo"
+        patience = datetime.timedelta(seconds=3)
+        store = distributed.TCPStore(body["master_address"], body["master_port"], size, False, patience)
+        for prefix in (name, f"{name}/", "cpu/"):
+            store = distributed.PrefixStore(prefix, store)
+        try:
+            self._groups[name] = distributed.ProcessGroupGloo(store, body["rank_offset"], size, patience)
+        except RuntimeError:
+            return None
+        return {"success": True}
+
+    def _leave(self, body):
+        self._groups.pop(body["group_name"], None)
+        return {"success": True}
+
+    def _name(self, body):
+        assert body["abort_all_requests"] is False
+        self.versions.append(body["new_version"])
+        self.answers["/model_info"] = self.answers["/model_info"] | {"weight_version": body["new_version"]}
+        return {"success": True}
+
+    def _sums(self, body):
+        sums = {name: publish.checksum(tensor) for name, tensor in self.weights.items()}
+        return {"ranks": [{"checksums": sums}]}

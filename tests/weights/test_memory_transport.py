@@ -1,0 +1,244 @@
+"""Weights from memory into scripted engines, over shared buffers and over a group.
+
+1. Every engine holds every bit, in buckets of the size that was asked for, is proven, and reports the version.
+2. An engine that has a part of a version says so, and the next sync restores it.
+3. An engine that refuses, dies or never answers ends in an error that names it, soon; others are not left waiting.
+4. Engines that cannot take weights from memory are refused before anything is changed.
+"""
+
+import json
+import time
+
+import pytest
+import torch
+
+from slime_cli.errors import EngineError, UsageError
+from slime_cli.options.groups import SlimeOptions
+from slime_cli.weights import group, transports
+from slime_cli.weights.transports import memory
+from slime_cli.weights.transports.memory import Memory
+from tests.memory_engine import MemoryEngine
+from tests.ranks import MemoryRank
+
+WAYS = ("ipc", "nccl")
+
+
+def weights(factor=1.0):
+    torch.manual_seed(0)
+    shapes = {"model.embed_tokens.weight": (64, 16), "model.norm.weight": (16,), "model.a.weight": (3, 5)}
+    made = {name: torch.randn(shape) * factor for name, shape in shapes.items()}
+    made["model.b.weight"] = torch.randn(7).to(torch.bfloat16)
+    return made | {"model.c.weight": torch.randn(2, 2)}
+
+
+@pytest.fixture
+def learner():
+    made = MemoryRank(weights(), step=3)
+    yield made
+    made.part()
+
+
+@pytest.fixture
+def engines():
+    made = [MemoryEngine(weights()), MemoryEngine(weights())]
+    yield made
+    for engine in made:
+        engine.end()
+
+
+def urls(engines):
+    return [engine.url for engine in engines]
+
+
+def sync(transport, learner, engines):
+    version = transport.write(learner, learner.step)
+    transport.send(version, urls(engines), flush=True)
+    return transport.verify(version, urls(engines))
+
+
+def holds(engine, wanted):
+    return all(torch.equal(engine.weights[name], tensor) for name, tensor in wanted.items())
+
+
+# -- 1 -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("buffer", "least"), [(1 << 30, 1), (100, 3)])
+def test_every_engine_holds_every_bit_and_proves_it(learner, engines, way, buffer, least):
+    transport = Memory(way, buffer=buffer)
+    for step in (3, 4, 5):
+        learner.step, learner.weights = step, weights(factor=step)
+        proofs = sync(transport, learner, engines)
+        assert {(p.version, p.kind) for p in proofs} == {(f"v{step:06d}", "checksum")}
+        for engine in engines:
+            assert holds(engine, learner.weights)
+            assert engine.version == f"v{step:06d}"
+    assert all(len(engine.buckets) >= 3 * least for engine in engines)
+    assert [version for version in engines[0].versions if version.endswith(memory.SPOILT)] == [
+        f"v{step:06d}{memory.SPOILT}" for step in (3, 4, 5)
+    ]
+    transport.close()
+
+
+def test_each_rank_of_an_engine_gets_a_payload_of_its_own(learner):
+    engine = MemoryEngine(weights(), ranks=2)
+    transport = Memory("ipc", buffer=100)
+    transport.send(transport.write(learner, 3), [engine.url], flush=False)
+    assert holds(engine, learner.weights)
+    assert not any("flush" in path for path, _ in engine.posted)
+    engine.end()
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_an_engine_that_wants_to_know_where_an_update_begins_is_told(learner, begins):
+    engine = MemoryEngine(weights())
+    if begins:
+        engine.answers |= {"/begin_weight_update": {}, "/end_weight_update": {}}
+    transport = Memory("ipc")
+    for _ in range(2):
+        sync(transport, learner, [engine])
+    told = [path.split("_")[0] for path, _ in engine.posted if path.endswith("_weight_update")]
+    assert told == (["/begin", "/end"] * 3 if begins else ["/begin"]), "asked once, with an empty bracket"
+    engine.end()
+
+
+def test_nothing_can_be_sent_again_and_it_says_so(learner):
+    transport = transports.chosen(SlimeOptions(update_weight_transport="ipc"), None, 3, print)
+    assert transport.name == "ipc" and not transport.can_go_back and transport.kept(3) is None
+    transport.prune(set())
+    transport.close()
+
+
+# -- 2 -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_with_a_part_says_so_and_the_next_sync_restores_it(learner, engines, way):
+    bad, good = engines
+    transport = Memory(way, buffer=100)
+    sync(transport, learner, engines)
+    learner.step, learner.weights = 4, weights(factor=2.0)
+    bad.broken_after = len(bad.buckets) + 2
+    version = transport.write(learner, 4)
+    with pytest.raises(EngineError) as caught:
+        transport.send(version, urls(engines), flush=True)
+    assert bad.url in caught.value.message
+    assert bad.version == f"v000004{memory.SPOILT}"
+    if way == "ipc":
+        assert good.version == "v000004" and holds(good, learner.weights), "it has nothing to do with the other"
+    else:
+        assert good.version == f"v000004{memory.SPOILT}"
+    bad.broken_after = None
+    assert {p.kind for p in sync(transport, learner, engines)} == {"checksum"}
+    assert all(holds(engine, learner.weights) for engine in engines)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_proof_finds_spoilt_weights(learner, engines, way):
+    transport = Memory(way)
+    sync(transport, learner, engines)
+    for engine in engines:
+        engine.weights["model.norm.weight"][3] += 1
+    version = transport.write(learner, 3)
+    with pytest.raises(EngineError, match="holds other weights than v000003 in 1 tensors, model.norm.weight"):
+        transport.verify(version, urls(engines))
+    assert {p.kind for p in sync(transport, learner, engines)} == {"checksum"}
+
+
+# -- 3 -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_that_dies_in_the_middle_is_named(learner, engines, way):
+    gone, good = engines
+    gone.broken_after, gone.gone = 2, True
+    transport = Memory(way, buffer=100)
+    begun = time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        transport.send(transport.write(learner, 3), urls(engines), flush=True)
+    assert time.monotonic() - begun < 30 and gone.url in caught.value.message
+    assert good.version == ("v000003" if way == "ipc" else f"v000003{memory.SPOILT}")
+
+
+def test_an_engine_that_does_not_join_ends_in_an_error(learner, engines, monkeypatch):
+    monkeypatch.setattr(group, "PATIENCE", 3.0)
+    engines[1].answers["refuses to join"] = True
+    transport = Memory("nccl")
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match="init_weights_update_group answered 404"):
+        transport.send(transport.write(learner, 3), urls(engines), flush=True)
+    assert time.monotonic() - begun < 30
+    engines[1].answers["refuses to join"] = False
+    assert {p.kind for p in sync(transport, learner, engines)} == {"checksum"}, "another group"
+
+
+def test_an_engine_that_takes_no_part_in_a_broadcast_is_given_up(learner, engines, monkeypatch):
+    monkeypatch.setattr(group, "PATIENCE", 1.5)
+    waits = engines[1]
+    waits.answers["/update_weights_from_distributed"] = lambda body: time.sleep(3) or {"success": True}
+    transport = Memory("nccl", buffer=100)
+    with pytest.raises(EngineError, match="the group broke"):
+        transport.send(transport.write(learner, 3), urls(engines), flush=True)
+    assert waits.version == f"v000003{memory.SPOILT}"
+
+
+def test_a_group_is_kept_for_the_same_engines_and_made_anew_for_others(learner, engines):
+    transport = Memory("nccl")
+    for chosen in (engines, engines, engines[:1], engines):
+        sync(transport, learner, chosen)
+    joined = [body["group_name"] for path, body in engines[0].posted if path == "/init_weights_update_group"]
+    left = [body["group_name"] for path, body in engines[0].posted if path == "/destroy_weights_update_group"]
+    assert len(set(joined)) == 3 and left == joined[:2]
+    transport.close()
+    left = [body["group_name"] for path, body in engines[0].posted if path == "/destroy_weights_update_group"]
+    assert left == joined
+
+
+# -- 4 -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("option", [{"pp_size": 2}, {"dp_size": 2}, {"quantization": "fp8"}])
+def test_engines_with_other_layouts_are_refused_before_anything_is_changed(learner, way, option):
+    engine = MemoryEngine(weights(), **option)
+    transport = Memory(way)
+    with pytest.raises(UsageError, match="takes weights from files alone"):
+        transport.send(transport.write(learner, 3), [engine.url], flush=True)
+    assert engine.posted == []
+    engine.end()
+
+
+def test_memory_is_shared_on_one_machine(learner, engines, monkeypatch):
+    monkeypatch.setattr(learner, "devices", lambda: ["another-machine/"])
+    transport = Memory("ipc")
+    with pytest.raises(UsageError, match="a trainer rank is on another-machine"):
+        transport.send(transport.write(learner, 3), urls(engines), flush=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(memory.addresses, "is_mine", lambda host: False)
+    with pytest.raises(UsageError, match="is on another machine"):
+        transport.send(transport.write(learner, 3), urls(engines), flush=True)
+    assert not any(engine.posted for engine in engines)
+
+
+def test_on_gpus_each_rank_of_an_engine_has_the_trainer_rank_on_the_same_one(monkeypatch):
+    monkeypatch.setattr(memory.hardware, "gpus", lambda: ["aa", "bb", "cc"])
+    here = [f"{memory.os.uname().nodename}/{gpu}" for gpu in ("cc", "bb")]
+    engine = MemoryEngine(weights(), ranks=2, device="cuda", base_gpu_id=1)
+    assert memory.receiver(engine.url, here).sources == (1, 0)
+    assert memory.receiver(engine.url, []).sources == (0, 0), "a group needs no GPU in common"
+    engine.answers["/server_info"]["base_gpu_id"] = 0
+    with pytest.raises(UsageError, match="computes on GPU 0, where no trainer rank is"):
+        memory.receiver(engine.url, here)
+    engine.end()
+
+
+def test_what_an_engine_gets_is_no_larger_for_larger_tensors(learner):
+    sizes = {}
+    for rows in (10, 100_000):
+        learner.weights = {"model.a.weight": torch.zeros(rows, 8)}
+        engine = MemoryEngine(learner.weights)
+        sync(Memory("ipc"), learner, [engine])
+        sizes[rows] = max(len(json.dumps(body)) for path, body in engine.posted if "from_tensor" in path)
+        engine.end()
+    assert sizes[100_000] < sizes[10] + 100 < 2000
