@@ -1,5 +1,5 @@
 # The two commands of this project are `make demo` and `make test`; both set up .venv first.
-.PHONY: setup lint check test demo bench conversions matrix schedules options scripts
+.PHONY: setup lint check test demo bench conversions matrix schedules options scripts conversations
 
 setup:
 	@bash ci/setup.sh
@@ -39,3 +39,7 @@ scripts: setup
 
 conversions: setup
 	@.venv/bin/python -m bench.conversions
+
+# docs/conversations.md: what is trained of 26 kinds of conversation with public chat templates.
+conversations: setup
+	@.venv/bin/python -m bench.conversations_page

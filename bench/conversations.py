@@ -132,7 +132,7 @@ KINDS = [
 ]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Template:
     """A public chat template with the tokens of its checkpoints that matter here, as templates.json has it."""
 

@@ -15,3 +15,5 @@ class Finding:
     detail: str
     fix: str = ""
     """The fix; empty when ok."""
+    shown: tuple[str, ...] = ()
+    """Lines that are printed below the list of findings."""

@@ -245,9 +245,13 @@ def examine(
     yield check_proxies(dict(os.environ))
     yield check_open_files()
     if hf_checkpoint is not None:
-        from slime_cli.commands.doctor_checkpoint import check_checkpoint
+        from slime_cli.commands.doctor_checkpoint import TEMPLATE, check_checkpoint
+        from slime_cli.commands.doctor_training import check_training
 
-        yield from check_checkpoint(hf_checkpoint)
+        found = list(check_checkpoint(hf_checkpoint))
+        yield from found
+        if any(finding.name == TEMPLATE and finding.status != "fail" for finding in found):
+            yield check_training(hf_checkpoint)
     if not quick:
         yield check_sandbox()
         yield from (check_import(name, statement) for name, statement in IMPORTS.items())
@@ -311,3 +315,6 @@ def _print(findings: list[Finding]) -> None:
     console = Console()
     console.print(table)
     console.print(Text(", ".join(f"{count} {status}" for status, count in counts.items() if count)))
+    for finding in findings:
+        if finding.shown:
+            print(f"\n{finding.name}, token by token:", *finding.shown, sep="\n")

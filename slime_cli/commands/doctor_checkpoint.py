@@ -69,8 +69,8 @@ def check_chat_template(folder: pathlib.Path) -> Finding:
     endless = end.problem() if end is not None else ""
     if endless or rewrite:
         fix = (
-            "supervised training makes a sample of each part (--on-rewritten-turns, --opened-thinking); a function that "
-            "generates several turns must append tokens, never render the conversation anew"
+            "supervised training makes a sample of each part (--on-rewritten-turns, --opened-thinking); a function "
+            "that generates several turns must append tokens, never render the conversation anew"
         )
         problems = filter(None, (endless, rewrite and f"not append-only: {rewrite}"))
         return Finding(name, "warn", "; ".join(problems), template.END_FIX if endless else fix)

@@ -35,7 +35,7 @@ def load(checkpoint: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # its own library raises plain exceptions for a file that it can't read
         raise DataError(
             f"{checkpoint}: no tokenizer could be loaded ({error})", "--hf-checkpoint must hold the tokenizer's files"
         ) from None

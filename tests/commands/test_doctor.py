@@ -10,9 +10,11 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from bench import conversations
 from slime_cli import installed
 from slime_cli.commands import doctor
 from slime_cli.commands.doctor_checkpoint import check_checkpoint
+from slime_cli.commands.doctor_training import check_training
 from tests import checkpoints
 from tests.checkpoints import CHATML
 
@@ -181,3 +183,34 @@ def test_a_machine_that_cannot_isolate_programs_is_named():
     lacking = doctor.check_sandbox(lambda: ["files are not kept from it (Landlock): Function not implemented"])
     assert lacking.status == "warn" and "Landlock" in lacking.detail and "5.13" in lacking.fix
     assert doctor.check_sandbox(broken).status == "warn" and doctor.check_sandbox().status in ("ok", "warn")
+
+
+CONTENTS = [
+    ("qwen3", "3 turns of a conversation in 2 samples, shown below"),
+    ("gemma-2", "2 turns of a conversation in one sample, shown below; refuses a system message: "),
+    ("deepseek-r1-distill", "2 turns of a conversation in 2 samples, shown below; refuses tool calls: "),
+]
+
+
+@pytest.mark.parametrize(("name", "detail"), CONTENTS)
+def test_what_a_template_trains_is_shown_token_by_token(tmp_path, monkeypatch, capsys, name, detail):
+    """Within 80 columns, in plain characters too."""
+    monkeypatch.setenv("COLUMNS", "80")
+    template = next(t for t in conversations.templates() if t.name == name)
+    found = check_training(conversations.checkpoint(template, tmp_path))
+    assert found.status == "ok" and found.detail.startswith(detail)
+    assert all(len(line) <= 80 for line in found.shown) and any(line.startswith("TRAINED") for line in found.shown)
+    if name == "qwen3":
+        assert found.shown[0] == "sample 1 of 2, one trajectory"
+        assert "TRAINED  <think> \\n E as y . \\n </think>" in "\n".join(found.shown)
+    doctor._print([found])
+    printed = capsys.readouterr().out
+    assert "supervised training, token by token:" in printed and found.shown[-1] in printed
+
+
+def test_a_template_that_trains_nothing_is_warned_of(tmp_path):
+    template = next(t for t in conversations.templates() if t.name == "smollm2")
+    folder = conversations.checkpoint(template, tmp_path)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    found = check_training(folder)
+    assert found.status == "warn" and "nothing that the chat template writes ends" in found.detail and found.fix
