@@ -63,6 +63,7 @@ def main() -> None:
         model = str(tiny.make("tiny:qwen3", folder / "model"))
         without_engines(table, folder, model)
         versions_as_deltas(table, folder, model)
+        ways_of_weights(table, folder)
         loops(table, folder, model)
         trainer(table, folder, model)
         engines(table, folder, model)
@@ -103,6 +104,14 @@ def versions_as_deltas(table: Table, folder: pathlib.Path, model: str) -> None:
             table.shown(
                 f"{name}: seconds to write and apply / to write it whole", row["seconds"], "ratio", dd=dd, **row
             )
+
+
+def ways_of_weights(table: Table, folder: pathlib.Path) -> None:
+    found = _process("bench.syncs", str(folder / "syncs"))
+    for way in ("ipc", "gloo"):
+        table.shown(
+            f"weights into an engine: MB a second by {way} / by disk", found[way] / found["disk"], "ratio", **found
+        )
 
 
 def loops(table: Table, folder: pathlib.Path, model: str) -> None:

@@ -1,7 +1,7 @@
 """A scripted engine that takes weights from memory, as stock SGLang does: it opens buffers, and joins groups.
 
-``weights`` is what it holds; its sums are of those. ``broken_after``: so many buckets are loaded, and then it refuses,
-or is gone (``gone``).
+``by_rank`` is what its ranks hold, ``weights`` what the first does; its sums are of those. ``broken_after``: so many
+buckets are loaded, and then it refuses, or is gone (``gone``).
 """
 
 import base64
@@ -26,14 +26,24 @@ class Unpickler(pickle.Unpickler):
         return super().find_class(module_name, global_name)
 
 
+def _opened(found, form):
+    if form == "direct":
+        return found
+    assert form == "flattened_bucket"
+    flat = found["flattened_tensor"]
+    return [(m.name, flat[m.start_idx : m.end_idx].view(m.dtype).reshape(m.shape)) for m in found["metadata"]]
+
+
 class MemoryEngine(ScriptedEngine):
     def __init__(self, weights: dict[str, torch.Tensor], *, ranks: int = 1, **server_info):
         super().__init__("model", version="0.5.16", tp_size=ranks, **server_info)
-        self.weights = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        self.by_rank = [{name: torch.zeros_like(tensor) for name, tensor in weights.items()} for _ in range(ranks)]
+        self.weights = self.by_rank[0]
         self.ranks = ranks
         self.broken_after: int | None = None
         self.gone = False
         self.buckets: list[list[str]] = []
+        self.formats: list[str] = []
         self.versions: list[str] = []
         self._groups: dict = {}
         self._turn = threading.Lock()
@@ -63,23 +73,22 @@ class MemoryEngine(ScriptedEngine):
             raise ConnectionResetError("the engine is gone")
         return True
 
-    def _load(self, named) -> None:
+    def _load(self, named, held) -> None:
+        """Into the weights ``held`` by one of its ranks."""
         self.buckets.append([name for name, _ in named])
         for name, tensor in named:
-            assert self.weights[name].shape == tensor.shape
-            self.weights[name].copy_(tensor)
+            assert held[name].shape == tensor.shape
+            held[name].copy_(tensor)
 
     def _from_tensor(self, body):
         with self._turn:
             if self._fails():
                 return None
-            assert len(body["serialized_named_tensors"]) == self.ranks
-            for text in body["serialized_named_tensors"]:
+            assert len(body["serialized_named_tensors"]) == self.ranks and body["flush_cache"] is False
+            self.formats.append(body["load_format"])
+            for text, held in zip(body["serialized_named_tensors"], self.by_rank, strict=True):
                 found = Unpickler(io.BytesIO(base64.b64decode(text, validate=True))).load()
-            assert body["load_format"] == "flattened_bucket" and body["flush_cache"] is False
-            flat = found["flattened_tensor"]
-            views = [(m.name, flat[m.start_idx : m.end_idx].view(m.dtype).reshape(m.shape)) for m in found["metadata"]]
-            self._load(views)
+                self._load(_opened(found, body["load_format"]), held)
             return {"success": True}
 
     def _from_group(self, body):
@@ -95,7 +104,7 @@ class MemoryEngine(ScriptedEngine):
                 size = tensor.nbytes
                 tensor.copy_(flat[at : at + size].view(tensor.dtype).reshape(tensor.shape))
                 at += size
-            self._load(list(zip(body["names"], tensors, strict=True)))
+            self._load(list(zip(body["names"], tensors, strict=True)), self.weights)
             return {"success": True}
 
     def _join(self, body):

@@ -3,7 +3,8 @@
 ``python -m ci.gpu.sync FOLDER [--small]`` (a new folder; about 3 minutes on an H200) starts ``slime serve-rollout``
 with a random Qwen3 of the 0.6B shape, puts the same weights on the GPU here and prints JSON lines: ``copy`` (a copy on
 the device, the ceiling), ``ipc`` for each bucket size (GB/s of both ways, one after the other in turn, and their
-ratio), ``parts`` (what slime's sync does besides sending, in ms) and ``proof`` (the engine's own sums agree; after its
+ratio; ``whole`` has the version's marks in it, ``by_parts`` is slime's first sync, before an engine's layout is
+proven), ``parts`` (what slime's sync does besides sending, in ms) and ``proof`` (the engine's own sums agree; after its
 weights were spoilt they do not; a sync restores them). It ends with exit code 1 when a ratio is below the bound or a
 proof fails. ``--small`` is for trying it out, on a CPU as well.
 
@@ -12,12 +13,9 @@ for; SGLang's own functions, nothing overlapped, nothing kept.
 """
 
 import argparse
-import contextlib
-import json
+import dataclasses
 import pathlib
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +23,11 @@ from typing import Any
 
 import torch
 
+from bench.syncs import Learner, serving, weights
 from ci.gpu import common
+from slime_cli import engine_api
 from slime_cli.errors import EngineError
-from slime_cli.weights import sums, tensor_sums
-from slime_cli.weights.sending import Sender
-from slime_cli.weights.transport import Asked, Receiver, Sending
+from slime_cli.weights.transport import Sending
 from slime_cli.weights.transports import memory
 
 SHAPE = (
@@ -44,34 +42,6 @@ BOUND = 2.0
 TIMES = 7
 """Syncs of each way; the first two warm up."""
 Named = Sequence[tuple[str, torch.Tensor]]
-
-
-class Learner:
-    """One rank whose policy is ``weights``."""
-
-    def __init__(self, weights: dict[str, torch.Tensor], device: torch.device) -> None:
-        self.weights = weights
-        self.device = device
-        self.size = sum(tensor.nbytes for tensor in weights.values())
-        self.sender = Sender(0, device)
-
-    def send(self, how: Sending) -> dict[str, str]:
-        return self.sender.send(iter(self.weights.items()), how, self.size + 16 * len(self.weights))
-
-    def sums(self, asked: Asked) -> dict[str, list[frozenset[str]]]:
-        function = sums.NAMES[asked.function]
-        return tensor_sums.of(self.weights.items(), asked.names, asked.dtype, function, asked.ranks)
-
-    def devices(self) -> list[str]:
-        import os
-
-        from slime_cli.hardware.device import gpu_name
-
-        gpu = gpu_name(str(torch.cuda.get_device_properties(self.device).uuid)) if self.device.type == "cuda" else ""
-        return [f"{os.uname().nodename}/{gpu}"]
-
-    def part(self) -> None:
-        self.sender.part()
 
 
 class Plain:
@@ -132,52 +102,33 @@ def _copied(size: int, device: torch.device) -> float:
     return min(_timed(lambda: other.copy_(one)) for _ in range(TIMES))
 
 
-@contextlib.contextmanager
-def serving(folder: pathlib.Path, model: str, words: Sequence[str]) -> Iterator[tuple[str, pathlib.Path]]:
-    """``slime serve-rollout`` while the block runs: its engine's URL, and the model's folder."""
-    run = folder / "serve"
-    started = time.monotonic()
-    with open(folder / "serve.log", "wb") as log:
-        command = common.slime("serve-rollout", "--hf-checkpoint", model, "--run-dir", str(run), *words)
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        while not (run / "endpoint.json").exists():
-            if process.poll() is not None:
-                sys.exit((folder / "serve.log").read_text()[-3000:])
-            time.sleep(0.2)
-        common.say("serve-rollout", seconds=time.monotonic() - started)
-        yield json.loads((run / "endpoint.json").read_text())["engines"][0]["url"], run / "model"
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
-
-
-def weights(model: pathlib.Path, device: torch.device) -> dict[str, torch.Tensor]:
-    """The model's, on the device, in what engines compute in there."""
-    from safetensors.torch import load_file
-
-    found: dict[str, torch.Tensor] = {}
-    for file in sorted(model.glob("*.safetensors")):
-        found |= load_file(file)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {name: tensor.to(device, dtype) for name, tensor in found.items()}
-
-
 def compare(url: str, learner: Learner, mib: int) -> float:
     """Both ways in turn with buckets of so many MiB: slime's speed ÷ the plain way's."""
     limit = mib << 20
     plain = Plain(url)
     named = list(learner.weights.items())
-    how = Sending("ipc", (Receiver(url, (0,)),), 0, limit)
+    transport = memory.Memory("ipc", buffer=limit)
+    version = transport.write(learner, 0)
 
-    def ours() -> None:
-        failed = learner.send(how)
-        assert not failed, failed
+    def whole() -> None:
+        transport.send(version, [url], flush=False)
 
-    seconds: dict[str, list[float]] = {"plain": [], "slime": []}
+    def looking() -> None:
+        assert not learner.send(dataclasses.replace(_how(learner), tensors=()))
+
+    def sending() -> None:
+        assert not learner.send(how)
+
+    whole()
+    transport.verify(version, [url])
+    whole()  # what was proven is used from here on
+    how = _how(learner)
+    ways = {"plain": lambda: plain.send(named, limit), "slime": sending, "whole": whole, "by_parts": looking}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(TIMES):
-        seconds["plain"].append(_timed(lambda: plain.send(named, limit)))
-        seconds["slime"].append(_timed(ours))
+        for way, work in ways.items():
+            seconds[way].append(_timed(work))
+        transport.verify(version, [url])
     median = {way: statistics.median(taken[2:]) for way, taken in seconds.items()}
     speed = {f"{way}_gb_s": learner.size / taken / 1e9 for way, taken in median.items()}
     ratio = median["plain"] / median["slime"]
@@ -187,10 +138,13 @@ def compare(url: str, learner: Learner, mib: int) -> float:
     return ratio
 
 
+def _how(learner: Learner) -> Sending:
+    assert learner.how is not None
+    return learner.how
+
+
 def proof(url: str, learner: Learner) -> bool:
     """The transport as a run uses it: proven, spoilt and found, restored."""
-    from slime_cli import engine_api
-
     transport = memory.Memory("ipc")
     version = transport.write(learner, 0)
     parts = {"send_flush_ms": 1e3 * _timed(lambda: transport.send(version, [url], flush=True))}
@@ -219,7 +173,9 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     words = ["--sglang-mem-fraction-static", "0.4", "--sglang-disable-cuda-graph"] if device.type == "cuda" else []
+    started = time.monotonic()
     with serving(folder, SMALL if args.small else SHAPE, words) as (url, model):
+        common.say("serve-rollout", seconds=time.monotonic() - started)
         learner = Learner(weights(model, device), device)
         machine = common.machine() if device.type == "cuda" else "cpu"
         size = {"gb": learner.size / 1e9, "tensors": len(learner.weights)}

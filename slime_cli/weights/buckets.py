@@ -6,13 +6,17 @@ of them bound the memory, whatever the model's size. Called by the rank that sen
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 
 ALIGNED = 16
 """A tensor begins at a multiple of these bytes where dtypes are mixed: a view of it in its dtype needs that."""
+_AT_ONCE = 32 << 20
+"""Bytes of tensors that wait to be copied with others: one copy of many small ones is faster."""
+Pieces = tuple[str, Sequence[torch.Tensor]]
+"""A tensor's name, and what lies one under the other in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +63,40 @@ class Buffers[M: Memory]:
         return kept
 
 
+class _Filling[M: Memory]:
+    """A bucket in the making."""
+
+    def __init__(self, memory: M) -> None:
+        self.memory = memory
+        self.places: list[Place] = []
+        self.at = 0
+        self._waiting: list[torch.Tensor] = []
+        self._from = 0
+        """Where the first of those begins; they lie side by side up to ``at``."""
+
+    def add(self, name: str, pieces: Sequence[torch.Tensor], begin: int) -> None:
+        if begin != self.at or self.at - self._from >= _AT_ONCE:
+            self._copy(begin)
+        first = pieces[0]
+        rows = (sum(piece.shape[0] for piece in pieces),) if first.dim() else ()
+        self._waiting += (piece.detach().contiguous().reshape(-1).view(torch.uint8) for piece in pieces)
+        self.at = begin + sum(piece.nbytes for piece in pieces)
+        self.places.append(Place(name, first.dtype, (*rows, *first.shape[1:]), begin, self.at))
+
+    def done(self) -> Bucket[M]:
+        self._copy(self.at)
+        return Bucket(self.memory, self.places, self.at)
+
+    def _copy(self, begin: int) -> None:
+        """What waits; what comes next begins at ``begin``."""
+        if self._waiting:
+            torch.cat(self._waiting, out=self.memory.flat[self._from : self.at])
+        self._waiting = []
+        self._from = self.at = begin
+
+
 def packed[M: Memory](
-    named: Iterable[tuple[str, torch.Tensor]], buffers: Buffers[M], *, limit: int, most: int, mixed: bool
+    named: Iterable[Pieces], buffers: Buffers[M], *, limit: int, most: int, mixed: bool
 ) -> Iterator[Bucket[M]]:
     """The tensors in their order, in buckets of ``limit`` bytes at most; a tensor that is larger is a bucket of its
     own.
@@ -70,22 +106,20 @@ def packed[M: Memory](
     when the one behind the next is asked for.
     """
     which = 0
-    places: list[Place] = []
-    memory: M | None = None
-    at = 0
-    for name, tensor in named:
-        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        begin = at + -at % ALIGNED if mixed else at
-        other = bool(places) and not mixed and tensor.dtype != places[0].dtype
-        if places and memory is not None and (other or begin + data.numel() > limit):
-            yield Bucket(memory, places, at)
-            which = 1 - which
-            places, begin = [], 0
-        if not places:
-            memory = buffers.get(which, max(min(limit, most), data.numel()))
-        assert memory is not None
-        at = begin + data.numel()
-        memory.flat[begin:at].copy_(data, non_blocking=True)
-        places.append(Place(name, tensor.dtype, tuple(tensor.shape), begin, at))
-    if places and memory is not None:
-        yield Bucket(memory, places, at)
+    filling: _Filling[M] | None = None
+    for name, pieces in named:
+        size = sum(piece.nbytes for piece in pieces)
+        begin = 0
+        if filling is not None:
+            begin = filling.at + -filling.at % ALIGNED if mixed else filling.at
+            other = not mixed and pieces[0].dtype != filling.places[0].dtype
+            if other or begin + size > limit:
+                yield filling.done()
+                which = 1 - which
+                filling, begin = None, 0
+        if filling is None:
+            room = max(min(limit, most), size)
+            filling = _Filling(buffers.get(which, room + -room % ALIGNED))
+        filling.add(name, pieces, begin)
+    if filling is not None:
+        yield filling.done()

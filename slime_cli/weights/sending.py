@@ -6,13 +6,14 @@ for the others wait for it in each gathering; engines that failed are the answer
 the new weights is spoilt: the caller has marked it before (:mod:`slime_cli.weights.transports.memory`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import distributed
 
-from slime_cli.weights import buckets, shared
+from slime_cli.weights import buckets, engine_tensors, shared
 from slime_cli.weights.group import BrokenError, Group
+from slime_cli.weights.held import Rank
 from slime_cli.weights.posting import Posting
 from slime_cli.weights.transport import Receiver, Sending
 
@@ -30,6 +31,7 @@ class Sender:
         self._shared = buckets.Buffers(lambda size: shared.Shared(size, device))
         self._own = buckets.Buffers(lambda size: _Own(size, device))
         self._group: Group | None = None
+        self._texts: dict[int, tuple[bool, list[shared.Opening], list[buckets.Place], list[str]]] = {}
 
     def send(self, named: Named, how: Sending, most: int) -> dict[str, str]:
         """On rank 0 the engines that have not all of ``named``, by URL, each with the reason. ``most``: bytes of all
@@ -49,13 +51,16 @@ class Sender:
         """Buffers that engines open. ``together``: those of several ranks, each of which has all tensors."""
         posting = Posting([r.url for r in how.receivers] if self.rank == 0 else [], _FROM_TENSOR, LOAD_TIMEOUT)
         sources = {receiver.url: receiver.sources for receiver in how.receivers}
+        form = {"load_format": "direct" if how.tensors else "flattened_bucket", "flush_cache": False}
+        pieces = _as_kept(named, how.tensors) if how.tensors else _whole(named)
+        packed = buckets.packed(pieces, self._shared, limit=how.buffer, most=most, mixed=True)
         try:
-            for bucket in buckets.packed(named, self._shared, limit=how.buffer, most=most, mixed=True):
+            for number, bucket in enumerate(packed):
                 bucket.memory.written()
                 openings = _of_all(bucket.memory.opening) if together else [bucket.memory.opening]
                 if self.rank == 0:
-                    texts = [shared.payload(opening, bucket) for opening in openings]
-                    posting.put(lambda url, texts=texts: _BUCKET | {_TENSORS: [texts[s] for s in sources[url]]})
+                    texts = self._described(number, openings, bucket, bool(how.tensors))
+                    posting.put(lambda url, texts=texts: form | {_TENSORS: [texts[s] for s in sources[url]]})
                     posting.wait(1)
                 if together:  # the buffer that is filled next is free
                     distributed.barrier()
@@ -64,20 +69,33 @@ class Sender:
         finally:
             posting.close()
 
+    def _described(
+        self, number: int, openings: list[shared.Opening], bucket: buckets.Bucket[shared.Shared], direct: bool
+    ) -> list[str]:
+        """What engines get, by the rank whose buffer they open. The same bucket is the same in every sync."""
+        known = self._texts.get(number)
+        if known is None or known[:3] != (direct, openings, bucket.places):
+            made = shared.direct if direct else shared.flattened
+            known = direct, openings, bucket.places, [made(opening, bucket) for opening in openings]
+            self._texts[number] = known
+        return known[3]
+
     def _over_group(self, named: Named, how: Sending, most: int) -> dict[str, str]:
         """Broadcasts to all engines at once: they have the weights together, or none of them has."""
         left = iter(named)
         posting = Posting([r.url for r in how.receivers], "/update_weights_from_distributed", LOAD_TIMEOUT)
         try:
             group = self._joined(how.receivers)
-            for bucket in buckets.packed(left, self._own, limit=how.buffer, most=most, mixed=False):
+            for bucket in buckets.packed(_whole(left), self._own, limit=how.buffer, most=most, mixed=False):
                 described = {
                     "names": [place.name for place in bucket.places],
                     "dtypes": [str(place.dtype).removeprefix("torch.") for place in bucket.places],
                     "shapes": [list(place.shape) for place in bucket.places],
                     "group_name": group.name,
+                    "load_format": "flattened_bucket",
+                    "flush_cache": False,
                 }
-                posting.put(lambda url, described=described: _BUCKET | described)
+                posting.put(lambda url, described=described: described)
                 group.broadcast(bucket.memory.flat[: bucket.size], posting)
                 posting.wait(1)
                 if posting.failed:
@@ -104,7 +122,6 @@ class Sender:
 
 _FROM_TENSOR = "/update_weights_from_tensor"
 _TENSORS = "serialized_named_tensors"
-_BUCKET = {"load_format": "flattened_bucket", "flush_cache": False}
 
 
 class _Own:
@@ -119,6 +136,20 @@ def _through(named: Named) -> dict[str, str]:
     for _ in named:
         pass
     return {}
+
+
+def _whole(named: Named) -> Iterator[buckets.Pieces]:
+    """The model's tensors as they are."""
+    for name, tensor in named:
+        yield name, [tensor]
+
+
+def _as_kept(named: Named, tensors: Sequence[str]) -> Iterator[buckets.Pieces]:
+    """The tensors of an engine of one rank."""
+    for name, parts in engine_tensors.assembled(named, tensors):
+        pieces = engine_tensors.pieces(parts, Rank())
+        assert pieces is not None  # it was proven
+        yield name, pieces
 
 
 def _of_all(opening: shared.Opening) -> list[shared.Opening]:

@@ -13,6 +13,7 @@ it:
 
 import base64
 import functools
+import math
 import os
 import pickle
 import types
@@ -68,18 +69,19 @@ _DEVICE = 6
 """Which argument of torch's ``rebuild_cuda_tensor`` is the device."""
 
 
-class _Buffer:
-    """Pickled, it is what an engine opens."""
+class _Made:
+    """Pickled, it is what an engine makes of a function and its arguments; once, however often it occurs."""
 
-    def __init__(self, opening: Opening) -> None:
-        self.opening = opening
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.made = function, arguments
 
-    def __reduce__(self) -> Opening:
-        return self.opening
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.made
 
 
-def payload(opening: Opening, bucket: Bucket[Any]) -> str:
-    """The bucket for one rank of an engine, as JSON takes it. ``opening``: of the buffer that this rank can reach."""
+def flattened(opening: Opening, bucket: Bucket[Any]) -> str:
+    """The bucket in SGLang's format ``flattened_bucket``, as JSON takes it. ``opening``: of the buffer that the rank
+    of the engine can reach. The engine finds out which tensors of its own the parts belong to."""
     described = [
         types.SimpleNamespace(
             name=place.name,
@@ -91,5 +93,23 @@ def payload(opening: Opening, bucket: Bucket[Any]) -> str:
         )
         for place in bucket.places
     ]
-    found = pickle.dumps({"flattened_tensor": _Buffer(opening), "metadata": described})
-    return base64.b64encode(found).decode()
+    return _text({"flattened_tensor": _Made(*opening), "metadata": described})
+
+
+def direct(opening: Opening, bucket: Bucket[Any]) -> str:
+    """The same in its format ``direct``: the engine's own tensors by their own names, which it copies and no more.
+
+    One that it has not, or of another shape, ends the engine."""
+    buffer = _Made(*opening)
+    typed = {place.dtype: _Made(torch.Tensor.view, (buffer, place.dtype)) for place in bucket.places}
+    named = []
+    for place in bucket.places:
+        strides = [math.prod(place.shape[axis + 1 :]) for axis in range(len(place.shape))]
+        where = place.begin // place.dtype.itemsize
+        made = _Made(torch.as_strided, (typed[place.dtype], place.shape, tuple(strides), where))
+        named.append((place.name, made))
+    return _text(named)
+
+
+def _text(payload: object) -> str:
+    return base64.b64encode(pickle.dumps(payload)).decode()

@@ -1,16 +1,14 @@
 """Sums of what each rank of an engine should hold, from tensors in memory: on a GPU summed up there.
 
-Gives what :class:`slime_cli.weights.verification.Sums` gives for a version on a disk. A tensor of an engine is cut,
-fused, padded and cast from published ones as :mod:`slime_cli.weights.held` says; the parts of one are kept until all
-have come. Called by the trainer's ranks.
+Gives what :class:`slime_cli.weights.verification.Sums` gives for a version on a disk. Called by the trainer's ranks.
 """
 
 from collections.abc import Iterable, Sequence
 
 import torch
 
-from slime_cli.weights import held, sums
-from slime_cli.weights.held import Cut, Rank
+from slime_cli.weights import engine_tensors, sums
+from slime_cli.weights.held import Rank
 from slime_cli.weights.shards import content
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,19 +27,9 @@ def of(
     """For each of the engine's tensors ``names`` and each rank the sums that it may have when the engine computes in
     ``dtype`` ("auto": in that of the tensors); empty where no tensor of ``named`` is known to be it. All of ``named``
     is gone through."""
-    wanting: dict[str, list[str]] = {}
-    for name in names:
-        for part in held.parts_of(name):
-            wanting.setdefault(part, []).append(name)
     found: dict[str, list[frozenset[str]]] = {name: [frozenset()] * len(ranks) for name in names}
-    come: dict[str, dict[str, torch.Tensor]] = {}
-    for part, tensor in named:
-        for name in wanting.get(part, ()):
-            parts = come.setdefault(name, {})
-            parts[part] = tensor
-            if len(parts) == len(held.parts_of(name)):
-                found[name] = _of_ranks({p: parts[p] for p in held.parts_of(name)}, dtype, function, ranks)
-                del come[name]
+    for name, parts in engine_tensors.assembled(named, names):
+        found[name] = _of_ranks(parts, dtype, function, ranks)
     return found
 
 
@@ -54,26 +42,12 @@ def _of_ranks(
     dtypes = published if dtype == "auto" else {getattr(torch, dtype), *published}
     out = []
     for rank in ranks:
-        cuts = [held.cut(part, tensor.shape, rank) for part, tensor in parts.items()]
-        known = [cut for cut in cuts if cut is not None]
-        if len(known) < len(cuts):
+        pieces = engine_tensors.pieces(parts, rank)
+        if pieces is None:
             out.append(frozenset())
-            continue
-        pieces = [_piece(tensor, cut) for tensor, cut in zip(parts.values(), known, strict=True)]
-        out.append(frozenset(_sum([piece.to(wanted) for piece in pieces], function) for wanted in dtypes))
+        else:
+            out.append(frozenset(_sum([piece.to(wanted) for piece in pieces], function) for wanted in dtypes))
     return out
-
-
-def _piece(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
-    """That range of it, with rows of zeros behind its end."""
-    if not tensor.dim():
-        return tensor[None]
-    begin, end = (min(place, tensor.shape[cut.axis]) for place in (cut.begin, cut.end))
-    found = tensor.narrow(cut.axis, begin, end - begin)
-    missing = cut.end - cut.begin - found.shape[cut.axis]
-    if missing:
-        found = torch.cat([found, found.new_zeros(missing, *tensor.shape[1:])])
-    return found
 
 
 def _sum(pieces: Sequence[torch.Tensor], function: type[sums.Sum]) -> str:

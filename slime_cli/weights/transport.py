@@ -60,6 +60,9 @@ class Sending:
     step: int
     """The optimizer step that the weights must be those of."""
     buffer: int = BUFFER
+    tensors: tuple[str, ...] = ()
+    """All tensors of engines of one rank, by their own names: where these were proven, engines get them as they keep
+    them. Empty: they get the model's, and look for the place of each."""
 
 
 @dataclasses.dataclass(frozen=True)

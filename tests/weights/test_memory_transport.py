@@ -75,6 +75,10 @@ def test_every_engine_holds_every_bit_and_proves_it(learner, engines, way, buffe
             assert holds(engine, learner.weights)
             assert engine.version == f"v{step:06d}"
     assert all(len(engine.buckets) >= 3 * least for engine in engines)
+    if way == "ipc":
+        forms = engines[0].formats
+        assert forms[0] == "flattened_bucket" and forms[-1] == "direct", "what was proven is used"
+        assert forms == sorted(forms, reverse=True)
     assert [version for version in engines[0].versions if version.endswith(memory.SPOILT)] == [
         f"v{step:06d}{memory.SPOILT}" for step in (3, 4, 5)
     ]
@@ -130,8 +134,10 @@ def test_an_engine_with_a_part_says_so_and_the_next_sync_restores_it(learner, en
     else:
         assert good.version == f"v000004{memory.SPOILT}"
     bad.broken_after = None
+    bad.formats = []
     assert {p.kind for p in sync(transport, learner, engines)} == {"checksum"}
     assert all(holds(engine, learner.weights) for engine in engines)
+    assert set(bad.formats) == ({"flattened_bucket"} if way == "ipc" else set()), "nothing counts as proven any more"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -242,3 +248,32 @@ def test_what_an_engine_gets_is_no_larger_for_larger_tensors(learner):
         sizes[rows] = max(len(json.dumps(body)) for path, body in engine.posted if "from_tensor" in path)
         engine.end()
     assert sizes[100_000] < sizes[10] + 100 < 2000
+
+
+def test_an_engine_that_keeps_tensors_fused_gets_them_so_once_that_is_proven(learner):
+    torch.manual_seed(1)
+    parts = {
+        f"model.layers.0.self_attn.{name}_proj.weight": torch.randn(rows, 4) for name, rows in zip("qkv", (4, 2, 2))
+    }
+    fused = "model.layers.0.self_attn.qkv_proj.weight"
+    learner.weights = parts | {"model.embed_tokens.weight": torch.randn(60, 4)}
+
+    class Fusing(MemoryEngine):
+        def _load(self, named, held):
+            got = dict(named)
+            if fused not in got:
+                got[fused] = torch.cat([got.pop(part) for part in parts])
+                rows = got["model.embed_tokens.weight"]
+                got["model.embed_tokens.weight"] = torch.cat([rows, torch.zeros(4, 4)])
+            super()._load(list(got.items()), held)
+
+    engine = Fusing({fused: torch.zeros(8, 4), "model.embed_tokens.weight": torch.zeros(64, 4)})
+    transport = Memory("ipc")
+    for _ in range(2):
+        learner.weights = {name: tensor + 1 for name, tensor in learner.weights.items()}
+        (shown,) = sync(transport, learner, [engine])
+        assert shown.kind == "checksum"
+    assert engine.formats == ["flattened_bucket", "direct"]
+    assert torch.equal(engine.weights[fused], torch.cat([learner.weights[part] for part in parts]))
+    assert engine.weights["model.embed_tokens.weight"][60:].eq(0).all(), "the engine's padding"
+    engine.end()

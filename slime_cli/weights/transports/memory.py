@@ -51,11 +51,15 @@ class Memory:
     can_go_back = False
 
     def __init__(self, name: Literal["ipc", "nccl"], *, buffer: int = BUFFER) -> None:
+        self._receiver = functools.cache(receiver)
         self.way: Literal["ipc", "nccl"] = name
         self.name: str = name
         self.buffer = buffer
         self._learner: Learner | None = None
         self._brackets = functools.cache(_brackets)
+        self._proven: tuple[str, ...] = ()
+        """The engines' own names of their tensors: for each it was shown how it is made of the trainer's."""
+        self._proven_in: set[str] = set()
 
     def write(self, learner: Learner, step: int) -> InMemory:
         """Nothing is written: the ranks have it."""
@@ -64,12 +68,15 @@ class Memory:
 
     def send(self, version: Version, engines: Sequence[str], *, flush: bool) -> None:
         assert isinstance(version, InMemory), f"{version.name} is not in memory"
-        ranks = version.learner.devices() if self.way == "ipc" else []
-        receivers = engine_api.each(engines, lambda url: receiver(url, ranks))
+        ranks = tuple(version.learner.devices()) if self.way == "ipc" else ()
+        receivers = engine_api.each(engines, lambda url: self._receiver(url, ranks))
         bracketed = [url for url, needed in zip(engines, engine_api.each(engines, self._brackets)) if needed]
         engine_api.each(engines, lambda url: _name(url, version.name + SPOILT))
         engine_api.each(bracketed, lambda url: _bracket(url, "begin"))
-        failed = version.learner.send(Sending(self.way, tuple(receivers), version.step, self.buffer))
+        alone = self.way == "ipc" and all(receiver.ranks == 1 for receiver in receivers)
+        tensors = self._proven if alone and set(engines) <= self._proven_in else ()
+        self._proven_in = set()
+        failed = version.learner.send(Sending(self.way, tuple(receivers), version.step, self.buffer, tensors))
 
         def end(url: str) -> None:
             if url in failed:
@@ -84,7 +91,11 @@ class Memory:
 
     def verify(self, version: Version, engines: Sequence[str]) -> list[Proof]:
         assert isinstance(version, InMemory)
-        return verification.verify(version, engines, InTrainer(version))
+        expected = InTrainer(version)
+        proofs = verification.verify(version, engines, expected)
+        if all(proof.kind == "checksum" for proof in proofs):
+            self._proven, self._proven_in = expected.names, set(engines)
+        return proofs
 
     def kept(self, step: int) -> None:
         return None
@@ -103,26 +114,28 @@ class Memory:
 _AGAIN = "see the engine's log; the same command resumes from the last commit and sends whole weights"
 
 
-@dataclasses.dataclass(frozen=True)
 class InTrainer:
-    """What the ranks of an engine would report of weights that the trainer has: summed up where they are."""
+    """What the ranks of an engine would report of weights that the trainer has: summed up where they are, once for all
+    engines."""
 
-    version: InMemory
+    plain = True
+    """Engines that repack tensors were refused."""
 
-    @property
-    def name(self) -> str:
-        return self.version.name
-
-    @property
-    def plain(self) -> bool:
-        """Engines that repack tensors were refused."""
-        return True
+    def __init__(self, version: InMemory) -> None:
+        self.name = version.name
+        self.version = version
+        self.names: tuple[str, ...] = ()
+        """Tensors of the engine that was asked about last."""
+        self._found: dict[Asked, dict[str, list[frozenset[str]]]] = {}
 
     def all(
         self, names: Sequence[str], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]
     ) -> dict[str, list[frozenset[str]]]:
-        asked = Asked(tuple(names), dtype, function.__name__, tuple(ranks), self.version.step)
-        return self.version.learner.sums(asked)
+        self.names = tuple(names)
+        asked = Asked(self.names, dtype, function.__name__, tuple(ranks), self.version.step)
+        if asked not in self._found:
+            self._found[asked] = self.version.learner.sums(asked)
+        return self._found[asked]
 
 
 def receiver(url: str, ranks: Sequence[str]) -> Receiver:

@@ -1,0 +1,54 @@
+"""An engine's own tensors, made of the trainer's as they come: fused, cut and padded as :mod:`slime_cli.weights.held`
+says.
+
+The parts of a tensor are kept until all have come, and they come close to each other. Called by the trainer's ranks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from slime_cli.weights import held
+from slime_cli.weights.held import Cut, Rank
+
+Parts = dict[str, torch.Tensor]
+"""By their HF names, in the order in which they lie one under the other."""
+
+
+def assembled(named: Iterable[tuple[str, torch.Tensor]], names: Sequence[str]) -> Iterator[tuple[str, Parts]]:
+    """Each of the engine's tensors ``names`` with its parts, as soon as all are there. All of ``named`` is gone
+    through."""
+    wanting: dict[str, list[str]] = {}
+    for name in names:
+        for part in held.parts_of(name):
+            wanting.setdefault(part, []).append(name)
+    come: dict[str, Parts] = {}
+    for part, tensor in named:
+        for name in wanting.get(part, ()):
+            parts = come.setdefault(name, {})
+            parts[part] = tensor
+            wanted = held.parts_of(name)
+            if len(parts) == len(wanted):
+                yield name, {each: parts[each] for each in wanted}
+                del come[name]
+
+
+def pieces(parts: Mapping[str, torch.Tensor], rank: Rank) -> list[torch.Tensor] | None:
+    """What ``rank`` keeps of the parts, one under the other; None where that is not known."""
+    cuts = [held.cut(part, tensor.shape, rank) for part, tensor in parts.items()]
+    known = [cut for cut in cuts if cut is not None]
+    if len(known) < len(cuts):
+        return None
+    return [_piece(tensor, cut) for tensor, cut in zip(parts.values(), known, strict=True)]
+
+
+def _piece(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """That range of it, with rows of zeros behind its end."""
+    if not tensor.dim():
+        return tensor
+    begin, end = (min(place, tensor.shape[cut.axis]) for place in (cut.begin, cut.end))
+    found = tensor.narrow(cut.axis, begin, end - begin)
+    missing = cut.end - cut.begin - found.shape[cut.axis]
+    if missing:
+        found = torch.cat([found, found.new_zeros(missing, *tensor.shape[1:])])
+    return found

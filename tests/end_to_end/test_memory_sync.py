@@ -1,0 +1,189 @@
+"""Weights from the trainer's memory into genuine engines, by shared memory and by a group (gloo).
+
+1. A run that is killed and resumed: every version is proven in the engine, before and after, and what it computes is
+   what the trainer computes. Nothing of a version is on a disk.
+2. Bit for bit, in buckets that are smaller than a tensor; weights that were spoilt in the engine are found by the proof
+   and restored by the next sync. A tied model holds its embedding once.
+3. Requests that no engine can follow are refused by it and leave it alive and provable.
+4. An engine that dies in the middle of a sync is named, and soon; a setting that its group cannot have as well.
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+from safetensors.torch import load_file
+
+from slime_cli import engine_api, manifests
+from slime_cli.errors import EngineError
+from slime_cli.weights import posting
+from slime_cli.weights.transports.memory import SPOILT, Memory
+from tests.end_to_end.conftest import slime, start
+from tests.end_to_end.test_delta_sync import WORDS
+from tests.end_to_end.test_resume import _kill_when, _lines
+from tests.ranks import MemoryRank
+
+WAYS = ("ipc", "nccl")
+TENSOR = 4096
+"""Bytes of a bucket: less than most of the model's tensors have."""
+
+
+@pytest.fixture(scope="module")
+def endpoint(served):
+    return manifests.read(served / "endpoint.json", manifests.Endpoint)
+
+
+@pytest.fixture(scope="module")
+def weights(served):
+    return load_file(served / "model" / "model.safetensors")
+
+
+@pytest.fixture
+def url(endpoint, weights):
+    """The engine, which has the weights of its model again afterwards."""
+    url = endpoint.engines[0].url
+    before = engine_api.get(url, "/model_info")["weight_version"]
+    yield url
+    transport = Memory("ipc")
+    transport.send(transport.write(MemoryRank(weights), 0), [url], flush=True)
+    engine_api.post(url, "/update_weight_version", {"new_version": before, "abort_all_requests": False}, 60)
+
+
+def moved(weights, by):
+    return {name: tensor + by for name, tensor in weights.items()}
+
+
+# -- 1 -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_and_resumed_every_version_is_proven(served, tmp_path, way):
+    words = [word for word in WORDS if "delta" not in word and word not in ("--update-weight-mode", "overwrite")]
+    words = [word for word in words if word != "--update-weight-delta-encoding"]
+    words += ["--update-weight-transport", way, "--update-weight-buffer-size", str(1 << 20)]
+    words = ("train", *words, "--run-dir", tmp_path / "run", "--rollout-endpoint", served / "endpoint.json")
+    _kill_when(start(*words, log=tmp_path / "out.log"), lambda: _lines(tmp_path / "run" / "metrics.jsonl") >= 3)
+    done = slime(*words)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["engines_verified"] is True
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["rollout_id"] for line in lines] == list(range(6))
+    assert max(line["train/train_rollout_logprob_abs_diff_max"] for line in lines) <= 1e-4
+    assert not (tmp_path / "run" / "weights").exists()
+
+
+# -- 2 -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("buffer", [TENSOR, 1 << 30])
+def test_bit_for_bit_and_spoilt_weights_are_restored(url, weights, way, buffer):
+    assert max(tensor.nbytes for tensor in weights.values()) > TENSOR
+    assert "lm_head.weight" not in weights, "the embedding is the head as well"
+    learner = MemoryRank(moved(weights, 0.01), step=7)
+    transport = Memory(way, buffer=buffer)
+    version = transport.write(learner, 7)
+    transport.send(version, [url], flush=True)
+    (proof,) = transport.verify(version, [url])
+    assert (proof.kind, proof.version) == ("checksum", "v000007")
+    assert engine_api.require(url, "/weights_checker", {"action": "reset_tensors"}, 60)
+    with pytest.raises(EngineError, match="holds other weights than v000007"):
+        transport.verify(version, [url])
+    transport.send(version, [url], flush=True)
+    assert [proof.kind for proof in transport.verify(version, [url])] == ["checksum"]
+    transport.close()
+    answer = engine_api.post(url, "/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}}, 60)
+    assert answer.json()["meta_info"]["weight_version"] == "v000007"
+
+
+# -- 3 -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/update_weights_from_tensor", "/update_weights_from_distributed"])
+def test_a_request_that_makes_no_sense_is_refused_and_the_engine_lives(url, weights, path):
+    group = {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]]}
+    bodies = [
+        {},
+        {"serialized_named_tensors": 3},
+        {"serialized_named_tensors": ["?"]},
+        {"names": 3},
+        group | {"names": 1},
+    ]
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        for body in bodies:
+            assert client.post(url + path, json=body).status_code >= 400, body
+    learner = MemoryRank(moved(weights, 0.02), step=8)
+    transport = Memory("ipc")
+    version = transport.write(learner, 8)
+    transport.send(version, [url], flush=True)
+    assert [proof.kind for proof in transport.verify(version, [url])] == ["checksum"]
+
+
+# -- 4 -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_that_is_killed_in_the_middle_is_named_soon(served, url, weights, tmp_path, way, monkeypatch):
+    folder = tmp_path / "other"
+    process = start("serve-rollout", "--hf-checkpoint", served / "model", "--run-dir", folder, log=tmp_path / "log")
+    deadline = time.time() + 300
+    while not (folder / "endpoint.json").exists():
+        assert process.poll() is None and time.time() < deadline, (tmp_path / "log").read_text()[-3000:]
+        time.sleep(0.2)
+    other = manifests.read(folder / "endpoint.json", manifests.Endpoint).engines[0]
+    learner = MemoryRank(moved(weights, 0.03), step=9)
+    transport = Memory(way, buffer=TENSOR)
+    put = posting.Posting.put
+    puts = []
+
+    def killing(self, body):
+        puts.append(self.path)
+        if len([path for path in puts if "update_weights" in path]) == 4:
+            os.kill(other.pid, signal.SIGKILL)
+        put(self, body)
+
+    monkeypatch.setattr(posting.Posting, "put", killing)
+    begun = time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        transport.send(transport.write(learner, 9), [url, other.url], flush=True)
+    assert time.monotonic() - begun < 30 and other.url in caught.value.message
+    monkeypatch.undo()
+    held = engine_api.get(url, "/model_info")["weight_version"]
+    assert held == ("v000009" if way == "ipc" else f"v000009{SPOILT}"), "a part of a version is no version"
+    version = transport.write(learner, 9)
+    transport.send(version, [url], flush=True)
+    assert [proof.kind for proof in transport.verify(version, [url])] == ["checksum"]
+    transport.close()
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+
+
+def test_two_syncs_at_once_leave_one_of_the_two_whole(url, weights):
+    """Nothing but the endpoint's claim keeps two from one engine, so each proof tells whether its own is there."""
+    learners = [MemoryRank(moved(weights, by), step=step) for step, by in ((11, 0.1), (12, 0.2))]
+    proven: dict[int, bool] = {}
+
+    def sync(learner):
+        transport = Memory("ipc", buffer=TENSOR)
+        version = transport.write(learner, learner.step)
+        transport.send(version, [url], flush=True)
+        try:
+            proven[learner.step] = transport.verify(version, [url])[0].kind == "checksum"
+        except EngineError:
+            proven[learner.step] = False
+
+    threads = [threading.Thread(target=sync, args=(learner,)) for learner in learners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(proven.values()) <= 1
+    sync(learners[0])
+    assert proven[11]
