@@ -95,6 +95,7 @@ class Sender:
                     "load_format": "flattened_bucket",
                     "flush_cache": False,
                 }
+                bucket.memory.written()
                 posting.put(lambda url, described=described: described)
                 group.broadcast(bucket.memory.flat[: bucket.size], posting)
                 posting.wait(1)
@@ -129,6 +130,11 @@ class _Own:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.flat = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def written(self) -> None:
+        """Returns when the bytes are there for another thread's stream."""
+        if self.flat.is_cuda:
+            torch.cuda.current_stream(self.flat.device).synchronize()
 
 
 def _through(named: Named) -> dict[str, str]:
