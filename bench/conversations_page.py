@@ -45,11 +45,12 @@ REASONS = {
         "the template leaves out a part of the turn, or a message before it: take the template of the model's instruct "
         "version, put reasoning into the content, or `step_loss_mask: 0`",
     ),
-    "rewritten": (
-        "r",
-        "the template writes the turn otherwise than its generation prompt begins it: take the reasoning out of the "
-        "row, or the argument that turns thinking off out of `--apply-chat-template-kwargs`",
+    "thinking_off": (
+        "i",
+        "the generation prompt ends the reasoning (`</think>`), and the row has some: take it out of the row, or the "
+        "argument that turns thinking off out of `--apply-chat-template-kwargs`",
     ),
+    "rewritten": ("r", "the template writes the turn otherwise than its generation prompt begins it"),
     "no_turn": ("t", "the template begins no turn for a second answer in a row: join the two"),
     "no_end": ("n", "nothing that the template writes ends the turn"),
     "template": ("x", "the template itself raises: an order of roles or two calls at once that it does not take"),

@@ -4,9 +4,9 @@ import re
 from typing import Any
 
 FIELDS = ("reasoning_content", "reasoning", "thinking")
-OPENED = re.compile(r"<([\w:]+)>\s*\Z")
+OPENED = re.compile(r"<([\w:]*think(?:ing)?)>\s*\Z")
 """The end of a generation prompt that opens the reasoning."""
-CLOSED = re.compile(r"</[\w:]+>\s*\Z")
+CLOSED = re.compile(r"</[\w:]*think(?:ing)?>\s*\Z")
 """The end of one that has ended it."""
 TAG = "think"
 

@@ -126,8 +126,12 @@ class Turns:
     def _turn(self, i: int) -> Turn:
         before = self.renderer.begun(self.talk, i)
         if before.endswith(tuple(self._stops)):
-            reason = f"the chat template begins no turn of the assistant's for message {i + 1}: its prompt is at an end"
+            reason = f"the chat template begins no turn for message {i + 1}: the prompt for it ends where a turn does"
             self._refuse("no_turn", reason, f"join it with the message before it, or {ANOTHER}")
+        if reasoning.CLOSED.search(before) and reasoning.of(self.talk.messages[i]):
+            reason = f"the generation prompt ends the reasoning (</think>), and message {i + 1} has some"
+            fix = "is thinking turned off by --apply-chat-template-kwargs? Or take the reasoning out of the row"
+            self._refuse("thinking_off", reason, fix)
         after = self.renderer.text(self.talk, i + 1, generate=False)
         if after.startswith(before):
             turn = self._restored(i, Turn(before, after[len(before) :]))
@@ -138,11 +142,10 @@ class Turns:
         return ended
 
     def _restored(self, i: int, turn: Turn) -> Turn:
-        """With the reasoning that begins the content, where the template strips even the last turn of it; not after a
-        generation prompt that has ended the reasoning."""
+        """With the reasoning that begins the content, where the template strips even the last turn of it."""
         message = self._marked(i)
         own = reasoning.of_content(message)
-        if own is None or own.strip() in turn.answer or reasoning.CLOSED.search(turn.before):
+        if own is None or own.strip() in turn.answer:
             return turn
         return dataclasses.replace(turn, answer=reasoning.verbatim(message, turn.answer))
 
@@ -165,7 +168,7 @@ class Turns:
         known = self._known(header, self._end(before[: opened.start()])) if opened else None
         if opened is None or known is None or not whole.startswith(header):
             reason = "the chat template writes the turn otherwise than its generation prompt begins it"
-            raise RowError(self.talk.row, "rewritten", reason, f"is thinking turned off by an argument? {ANOTHER}")
+            raise RowError(self.talk.row, "rewritten", reason, ANOTHER)
         policy = self.renderer.options.opened_thinking
         if policy == "cut":
             return Turn(before[: opened.start()] + header[len(known) :], whole[len(header) :])

@@ -138,6 +138,33 @@ def test_control_tokens_that_a_user_writes_are_text(renderers, template):
     assert prompt[-1] != renderer.tokenizer.eos_token_id
 
 
+OPENS = ["qwq-32b", "deepseek-v3", "deepseek-v3.1-thinking", "deepseek-r1-distill", "glm-4.7", "minimax-m2"]
+"""Their generation prompts open ``<think>``, and a turn without reasoning has none."""
+
+
+@pytest.mark.parametrize("name", OPENS)
+def test_an_opening_that_is_cut_leaves_the_templates_own_turns(tmp_path, name):
+    """Which only grow then: one sample."""
+    template = next(t for t in TEMPLATES if t.name == name)
+    renderer = conversations.renderer(template, tmp_path, opened_thinking="cut")
+    kind = next(kind for kind in KINDS if kind.name == "two turns")
+    (sample,) = renderer.example(kind.row()).samples(Sample(7, 3))
+    decode = renderer.tokenizer.decode
+    trained = [decode(sample.tokens[a:b], skip_special_tokens=True) for a, b in runs(sample)]
+    assert trained == ["A1says that", "A3says that"]
+    assert "<think>" not in decode(sample.tokens)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral-nemo", "gpt-oss", *OPENS])
+def test_what_is_not_to_be_matched_or_to_fan_out_is_refused(tmp_path, name):
+    template = next(t for t in TEMPLATES if t.name == name)
+    renderer = conversations.renderer(template, tmp_path, opened_thinking="refuse", rewritten_turns="refuse")
+    kind = next(kind for kind in KINDS if kind.name == "three turns, system")
+    with pytest.raises(RowError) as caught:
+        renderer.example(kind.row())
+    assert caught.value.kind == ("opened_thinking" if name in OPENS else "rewritten") and caught.value.fix
+
+
 def test_the_judge_sees_what_is_wrong(renderers):
     """A mask that leaves the end out, one that takes the question in, one that loses a turn."""
     template = next(t for t in TEMPLATES if t.name == "qwen2.5-instruct")
