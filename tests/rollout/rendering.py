@@ -30,6 +30,13 @@ CALLS = [
 ]
 
 
+DROPS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content if loop.last or m.role != 'assistant' else m.content[-1] }}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Qwen3's kind: an earlier turn loses what it began with."""
+
+
 def supervised(renderer: SupervisedRenderer, prompt, label=None) -> tuple[Sample, str]:
     """The sample, and the text of its trained tokens."""
     row = PromptRow(prompt, label, {}, "data.jsonl", 7)

@@ -3,13 +3,8 @@
 import pytest
 
 from slime_cli.buffer.types import PromptRow, RowError, Sample
-from tests.rollout.rendering import ASKED, CALL, CALLING, CALLS, GLM, TURNS, renderer_text, supervised
+from tests.rollout.rendering import ASKED, CALL, CALLING, CALLS, DROPS, GLM, TURNS, renderer_text, supervised
 
-DROPS = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content if loop.last or m.role != 'assistant' else m.content[-1] }}"
-    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-"""Qwen3's kind: an earlier turn loses what it began with."""
 LONG = [*TURNS[:2], {"role": "assistant", "content": "is 3"}, *TURNS[3:]]
 
 
