@@ -72,14 +72,13 @@ def made(model: str, tracer: Tracer) -> "Trainer":
 
     torch.set_num_threads(1)
     from slime_cli.addresses import free_port
-    from slime_cli.hardware import transformer_engine
     from slime_cli.models import architecture
     from slime_cli.training.network import megatron
     from slime_cli.training.settings import Settings
     from slime_cli.training.trainer import Trainer
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    argv = megatron.always(device, transformer_engine=transformer_engine.problem(device.kind) is None)
+    argv = megatron.always(device)
     known = architecture.megatron_args(architecture.read_config(model))
     assert known is not None, model
     argv += architecture.argv(known)

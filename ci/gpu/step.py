@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -190,10 +190,12 @@ def checkpoint(folder: pathlib.Path, shape: dict[str, int]) -> Any:
     return model.float().eval()
 
 
-def made(folder: pathlib.Path, max_tokens: int) -> "Trainer":
+def made(folder: pathlib.Path, max_tokens: int, options: Sequence[str] = ("--transformer-impl", "local")) -> "Trainer":
+    """A trainer of the HF model in ``folder`` in this process. ``options``: Megatron's, besides the model's own."""
+    import torch
+
     from slime_cli.addresses import free_port
     from slime_cli.hardware import device as hardware
-    from slime_cli.hardware import transformer_engine
     from slime_cli.models import architecture
     from slime_cli.training.network import megatron
     from slime_cli.training.settings import Settings
@@ -201,13 +203,13 @@ def made(folder: pathlib.Path, max_tokens: int) -> "Trainer":
     from slime_cli.weights.bridge import Bridge
 
     device = hardware.find()
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     known = architecture.megatron_args(architecture.read_config(str(folder)))
     assert known is not None
-    argv = megatron.always(device, transformer_engine=transformer_engine.problem(device.kind) is None)
-    argv += [*architecture.argv(known), "--transformer-impl", "local", "--global-batch-size", "256", "--lr", "1e-6"]
-    args = megatron.parse(argv, 0, 1)
-    megatron.initialise(args, device)
+    argv = [*architecture.argv(known), "--global-batch-size", "256", "--lr", "1e-6", *options]
+    args = megatron.parse([*megatron.always(device, options), *argv], 0, 1)
+    if not torch.distributed.is_initialized():
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        megatron.initialise(args, device)
     trainer = Trainer(args, Settings(max_tokens=max_tokens), Tracer(str(folder), "off", enabled=False))
     Bridge(str(folder), args.params_dtype).load(trainer.policy.model)
     trainer.begin()
@@ -223,20 +225,9 @@ def synchronise() -> None:
 
 def accuracy(bench: Bench, exact: Any) -> None:
     """Every variant's log-probabilities against the float32 model's, and its gradient against plain torch's."""
-    import torch
-    import torch.nn.functional as F
-
     lengths = [40, 7, 90, 33] if bench.small else [1500, 132, 3000, 612, 64, 900]
     given = batch([10 if bench.small else 50] * len(lengths), np.asarray(lengths), bench.config["vocab_size"])
-    want = []
-    with torch.no_grad():
-        for i in range(len(given)):
-            start = int(given.starts_N[i])
-            ids = torch.as_tensor(given.tokens_T[start : start + given.lengths_N[i]], device=exact.device)[None]
-            n = int(given.response_lengths_N[i])
-            logits = exact(ids).logits[0, -n - 1 : -1].double()
-            want.append(F.log_softmax(logits, -1).gather(1, ids[0, -n:, None])[:, 0])
-    want_R = torch.cat(want).float()
+    want_R = exact_log_probs(exact, given)
     plain: list[torch.Tensor] = []
     for name in sorted(VARIANTS, key=lambda name: name != "plain"):
         with guarded("accuracy", name), bench.variant(name):
@@ -254,6 +245,22 @@ def accuracy(bench: Bench, exact: Any) -> None:
                 gradient_norm=sum(float(a.square().sum()) for a in gradients) ** 0.5,
                 **found,
             )
+
+
+def exact_log_probs(exact: Any, given: TrainBatch) -> "torch.Tensor":
+    """Log-probabilities of the response tokens by the model ``exact``, one sequence at a time, float32 [R]."""
+    import torch
+    import torch.nn.functional as F
+
+    want = []
+    with torch.no_grad():
+        for i in range(len(given)):
+            start = int(given.starts_N[i])
+            ids = torch.as_tensor(given.tokens_T[start : start + given.lengths_N[i]], device=exact.device)[None]
+            n = int(given.response_lengths_N[i])
+            logits = exact(ids).logits[0, -n - 1 : -1].double()
+            want.append(F.log_softmax(logits, -1).gather(1, ids[0, -n:, None])[:, 0])
+    return torch.cat(want).float()
 
 
 def answers(trainer: "Trainer", given: TrainBatch) -> "tuple[torch.Tensor, list[torch.Tensor], dict[str, float]]":

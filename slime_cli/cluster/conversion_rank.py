@@ -67,7 +67,7 @@ def with_model(job: Job, rank: int, say: Say, work: Callable[..., None]) -> None
     from slime_cli.training.network.model import provider
     from slime_cli.weights.bridge import Bridge
 
-    base = megatron.always(device, transformer_engine=transformer_engine.problem(device.kind) is None)
+    base = megatron.always(device)
     args = megatron.parse(argv(base, job), rank, job["tensor"] * job["pipeline"] * job["expert"])
     megatron.initialise(args, device)
     megatron.begin_phase(args)

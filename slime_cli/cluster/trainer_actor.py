@@ -95,11 +95,8 @@ class TrainerRank:
         from slime_cli.training.trainer import Trainer
         from slime_cli.weights.bridge import Bridge
 
-        has_kernels = transformer_engine.problem(self.device.kind) is None
-
         def parsed(given: list[str]) -> argparse.Namespace:
-            always = megatron.always(self.device, transformer_engine=has_kernels, given=given)
-            return megatron.parse(always + given, self.rank, self.world_size)
+            return megatron.parse(megatron.always(self.device, given) + given, self.rank, self.world_size)
 
         args = parsed(argv)
         critic_args = None if critic_argv is None else parsed(critic_argv)

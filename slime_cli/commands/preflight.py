@@ -199,7 +199,7 @@ def _machine(phase: Resolved, found: dict[str, Any], instead: Say | None) -> Non
     try:
         if phase.slime.loss_type != "sft_loss" and not phase.slime.rollout_endpoint:
             hardware.check_engine(found)
-        hardware.check_trainer(bool(phase.megatron.get("optimizer_cpu_offload")))
+        hardware.check_trainer(phase.megatron)
         if phase.taken_back("megatron", "bf16") and not phase.megatron.get("fp16"):
             hardware.check_full_precision()
     except UsageError as error:

@@ -175,14 +175,14 @@ PACKED_ROTARY = Adaptation(
     library="megatron-core",
     what="rotary embeddings of a built model take their angles from the pack (their `__class__` is a subclass)",
     why="GPTModel builds them itself, and local layers know one sequence a row",
-    devices="no Transformer Engine",
+    devices="local layers",
     test="tests/training/network/test_attention.py",
 )
 FUSED_ROTARY = Adaptation(
     library="megatron-core",
-    what="`rope_utils` has a fused rotary embedding, a Triton kernel of slime's, where Transformer Engine's is not",
+    what="`rope_utils` has a fused rotary embedding, a Triton kernel of slime's, for local layers",
     why="local layers turn queries and keys in ten passes over them; the kernel is used where it proves right",
-    devices="no Transformer Engine",
+    devices="local layers",
     test="tests/hardware/test_kernels.py",
 )
 WEIGHT_GRADIENTS = Adaptation(

@@ -10,7 +10,7 @@ import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from slime_cli.errors import UsageError
 from slime_cli.hardware import adaptations, engine_kernels, transformer_engine
@@ -124,13 +124,18 @@ def dtype_words(megatron: dict[str, object], config: dict[str, object]) -> str |
     return f"the model is stored in {stored}; it is trained and served in {computed}{other}"
 
 
-def check_trainer(optimizer_cpu_offload: bool) -> None:
-    """Raises UsageError for options of the trainer that this device has no use for."""
-    if optimizer_cpu_offload and find().kind == "cpu":
+def check_trainer(megatron: Mapping[str, object]) -> None:
+    """Raises UsageError for options of the trainer (Megatron's, by dest) that this device has no use for."""
+    if find().kind != "cpu":
+        return
+    if megatron.get("optimizer_cpu_offload"):
         raise UsageError(
             "--optimizer-cpu-offload moves optimizer state off a GPU, and this machine has none",
             "leave it out here: the state is in the CPU's memory already",
         )
+    if megatron.get("fp8"):
+        raise UsageError("--fp8-format: a CPU has no FP8", "leave it out here")
+    transformer_engine.layers("cpu", ["--transformer-impl", str(megatron.get("transformer_impl") or "local")])
 
 
 def check_full_precision() -> None:

@@ -81,15 +81,19 @@ def become(model: torch.nn.Module, kinds: Mapping[type, type]) -> None:
             module.__class__ = kind
 
 
-def fuse(config: Any, *, rotary_pairs: bool) -> None:
+def fuse(config: Any, *, local: bool, angles: bool) -> None:
     """Turns on, in a config whose model is built next, what Megatron has a place for and this device has a kernel for.
-    ``rotary_pairs``: local layers turn queries and keys pair by pair, by angles alone (YaRN has a factor besides)."""
+    ``local``: the model gets local layers, not Transformer Engine's, which bring a fused RoPE. ``angles``: queries and
+    keys are turned by angles alone (YaRN has a factor besides)."""
     device = kernels.here()
     config.gradient_accumulation_fusion = (
         config.gradient_accumulation_fusion and kernels.weight_gradients(device) is not None
     )
-    other = config.multi_latent_attention or config.rotary_interleaved or config.context_parallel_size > 1
-    rotary = kernels.rotary(device) if rotary_pairs and not other else None
+    other = config.multi_latent_attention or config.rotary_interleaved or not angles
+    if not local:
+        config.apply_rope_fusion = not other
+        return
+    rotary = None if other or config.context_parallel_size > 1 else kernels.rotary(device)
     if rotary is None:
         return
 

@@ -14,7 +14,8 @@ import importlib.metadata
 import importlib.util
 import sys
 import types
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from slime_cli.errors import UsageError
 from slime_cli.hardware import adaptations
@@ -41,6 +42,37 @@ def problem(kind: str) -> str | None:
             f"{type(error).__name__}: {reason}"
         )
     return None
+
+
+def layers(kind: str, given: Sequence[str] = ()) -> Literal["local", "transformer_engine"]:
+    """The layers that a model is built from: those that ``--transformer-impl`` among Megatron's options ``given`` asks
+    for, else Transformer Engine's where a device of this ``kind`` can use them. UsageError for what is not there."""
+    why = problem(kind)
+    asked = [after for word, after in zip(given, given[1:]) if word == "--transformer-impl"]
+    if asked and asked[-1] != NAME:
+        return "local"
+    if asked and why is not None:
+        where = "on a CPU" if kind == "cpu" else "here: no such package is installed"
+        raise UsageError(
+            why or f"--transformer-impl {NAME}: it can't be used {where}",
+            "leave the option out: Megatron's local layers are used then; docs/parallelism.md says how to install it",
+        )
+    return "local" if why is not None else NAME
+
+
+def check(args: Any) -> None:
+    """Raises UsageError for Megatron's options (its namespace) that slime does not train its layers with."""
+    if args.fp8 and args.transformer_impl != NAME:
+        raise UsageError(
+            "--fp8-format: local layers have no FP8", f"install Transformer Engine, for --transformer-impl {NAME}"
+        )
+    if args.fp8 and args.fp8_recipe == "delayed":
+        raise UsageError(
+            "--fp8-recipe delayed: its scales follow from the steps before, and a checkpoint here has no such history",
+            "--fp8-recipe blockwise (Hopper), mxfp8 (Blackwell) or tensorwise",
+        )
+    if args.fp8_param_gather:
+        raise UsageError("--fp8-param-gather: weights are published and kept in bfloat16", "leave it out")
 
 
 def stand_in() -> None:

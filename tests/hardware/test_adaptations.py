@@ -227,7 +227,7 @@ tracker.reset(); tracker.add("ours", 7)
 lists = token_dispatcher.maybe_move_tensor_to_cpu(torch.tensor([2, 3]), as_numpy=True).tolist()
 words = "--num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length 8 --max-position-embeddings 8"
 words += " --vocab-size 8 --global-batch-size 1 --async-save --save nowhere --save-interval 1"
-args = megatron.parse(megatron.always(device.find(), transformer_engine=False) + words.split(), 0, 1)
+args = megatron.parse(megatron.always(device.find()) + words.split(), 0, 1)
 print(json.dumps({"tracked": first == drawn(), "apart": outside == again, "lists": lists, "layers": args.num_layers,
                   "asynchronous": args.async_save, "line": sys.argv == before}))
 """

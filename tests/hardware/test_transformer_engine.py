@@ -1,11 +1,15 @@
 """Transformer Engine is used where it loads; a package that is there and does not is said, not used."""
 
+import argparse
 import importlib
 import sys
 
 import pytest
 
+from slime_cli.commands import preflight
+from slime_cli.errors import UsageError
 from slime_cli.hardware import transformer_engine
+from slime_cli.options.resolve import resolve
 
 BROKEN = {
     "OSError: libcublas.so.13: cannot open shared object file": (
@@ -49,3 +53,55 @@ def test_one_that_does_not_load_is_said_and_leaves_nothing_behind(install, said,
 
 def test_none_is_no_problem_worth_a_word(install):
     assert transformer_engine.problem.__wrapped__("cuda") == ""
+
+
+# -- --transformer-impl ------------------------------------------------------------------------------------------------
+
+ASKED = ["--lr", "1", "--transformer-impl", "transformer_engine"]
+
+
+@pytest.mark.parametrize(
+    ("why", "given", "layers"),
+    [
+        (None, [], "transformer_engine"),
+        (None, ASKED, "transformer_engine"),
+        (None, ["--transformer-impl", "local"], "local"),
+        (None, [*ASKED, "--transformer-impl", "local"], "local"),
+        ("", [], "local"),
+        ("it is broken", [], "local"),
+    ],
+)
+def test_its_layers_are_used_where_it_loads_unless_local_ones_are_asked_for(monkeypatch, why, given, layers):
+    monkeypatch.setattr(transformer_engine, "problem", lambda kind: why)
+    assert transformer_engine.layers("cuda", given) == layers
+
+
+@pytest.mark.parametrize(
+    ("kind", "why", "said"),
+    [("cuda", "", "no such package is installed"), ("cuda", "it is broken", "it is broken"), ("cpu", "", "on a CPU")],
+)
+def test_layers_that_are_asked_for_and_not_there_are_an_error(monkeypatch, kind, why, said):
+    monkeypatch.setattr(transformer_engine, "problem", lambda kind: why)
+    with pytest.raises(UsageError, match=said):
+        transformer_engine.layers(kind, ASKED)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"transformer_impl": "local"}, "local layers have no FP8"),
+        ({"fp8_recipe": "delayed"}, "--fp8-recipe delayed"),
+        ({"fp8_param_gather": True}, "--fp8-param-gather"),
+    ],
+)
+def test_fp8_that_is_not_trained_is_refused(options, said):
+    given = dict(fp8="e4m3", fp8_recipe="blockwise", transformer_impl="transformer_engine", fp8_param_gather=False)
+    transformer_engine.check(argparse.Namespace(**given))
+    with pytest.raises(UsageError, match=said):
+        transformer_engine.check(argparse.Namespace(**given | options))
+
+
+@pytest.mark.parametrize("words", ["--transformer-impl transformer_engine", "--fp8-format e4m3"])
+def test_a_cpu_refuses_them_before_the_run_starts(words):
+    with pytest.raises(UsageError, match="CPU"):
+        preflight._machine(resolve(f"--hf-checkpoint h --loss-type sft_loss {words}".split()), {}, None)

@@ -85,11 +85,9 @@ def refusals(session: Session) -> dict[str, str]:
             lambda: session.trainer("tied", CHECKPOINTED, [], load=False).load(distributed, weights_only=False)
         ),
         "cut": _refused(lambda: session.trainer("tied", CHECKPOINTED, [], load=False).load(cut, weights_only=False)),
-        "layout": _refused(
-            lambda: checkpoint._check_layout(
-                _sizes(1), _sizes(2), {"distrib_optim_sharding_type": "dp_reshardable"}, path
-            )
-        ),
+        "layout": _layouts_refused(_arguments(1), _arguments(2), "dp_reshardable"),
+        "layers": _layouts_refused(_arguments(1), _arguments(1, "transformer_engine"), "dp_reshardable"),
+        "any layers": _layouts_refused(_arguments(1), _arguments(2, "transformer_engine"), "fully_reshardable"),
         "offload": _refused(lambda: session.trainer("tied", stateless, ["--optimizer-cpu-offload"])),
     }
     weights_alone = session.trainer("tied", CHECKPOINTED, [], load=False)
@@ -97,8 +95,15 @@ def refusals(session: Session) -> dict[str, str]:
     return found | {"no_save_optim_weights_differing": differing(weights(weights_alone), weights(without))}
 
 
-def _sizes(tensor: int) -> types.SimpleNamespace:
-    return types.SimpleNamespace(tensor_model_parallel_size=tensor, pipeline_model_parallel_size=1)
+def _arguments(tensor: int, layers: str = "local") -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        tensor_model_parallel_size=tensor, pipeline_model_parallel_size=1, transformer_impl=layers
+    )
+
+
+def _layouts_refused(ours: types.SimpleNamespace, theirs: types.SimpleNamespace, kind: str) -> str:
+    metadata = {"distrib_optim_sharding_type": kind}
+    return _refused(lambda: checkpoint._check_layout(ours, theirs, metadata, paths.checkpoint("there", 2)))
 
 
 def _refused(attempt: Callable[[], object]) -> str:

@@ -305,7 +305,7 @@ def argv(device: Device, hf: pathlib.Path, flags: list[str]) -> list[str]:
         "0.1",
     ]
     own += ["--adam-eps", str(rounding.ADAM_EPSILON)]
-    return megatron.always(device, transformer_engine=False) + model + own + flags
+    return megatron.always(device) + model + own + flags
 
 
 @dataclasses.dataclass

@@ -17,6 +17,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from slime_cli.training.batching import packing
 
+FP8_BLOCK = 128
+"""Transformer Engine scales blocks of so many tokens in FP8, and takes no part of one."""
 Lengths = Sequence[int] | np.ndarray
 
 
@@ -131,6 +133,7 @@ def pack(lengths: Lengths, device: torch.device, cut: Cut = Cut()) -> Pack:
         cu_seqlens_kv_padded=slices,
         max_seqlen_q=int(whole_N.max()),
         max_seqlen_kv=int(whole_N.max()),
+        pad_between_seqs=False,  # else Transformer Engine compares lengths in every layer, and waits for the GPU
         positions_T=torch.from_numpy(positions_T).to(device),
         angles_T=torch.from_numpy(angles_T).to(device),
         ends_N1=on_device,

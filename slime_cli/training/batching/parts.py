@@ -77,10 +77,11 @@ class Splitter:
     def cut(self) -> packs.Cut:
         """Which part of every sequence this rank holds."""
         args = self.args
+        split = args.tensor_model_parallel_size if args.sequence_parallel else 1
         return packs.Cut(
             mpu.get_context_parallel_rank(),
             args.context_parallel_size,
-            args.tensor_model_parallel_size if args.sequence_parallel else 1,
+            split * (packs.FP8_BLOCK if args.fp8 else 1),
             local=args.transformer_impl == "local",
         )
 

@@ -31,6 +31,7 @@ from slime_cli import manifests
 from slime_cli.errors import DataError
 from slime_cli.hardware import megatron
 from slime_cli.manifests import checkpoints, layout, pickles
+from slime_cli.training.network import step_count
 
 Chunks = list[torch.nn.Module]
 """A model on this rank: one module a virtual pipeline stage."""
@@ -180,7 +181,16 @@ def _check_layout(
 ) -> None:
     sizes = [(a.tensor_model_parallel_size, a.pipeline_model_parallel_size) for a in (theirs, args)]
     kind = metadata.get("distrib_optim_sharding_type")
-    if sizes[0] != sizes[1] and kind not in DistributedOptimizer.checkpoint_fully_reshardable_formats:
+    if kind in DistributedOptimizer.checkpoint_fully_reshardable_formats:
+        return
+    layers = [a.transformer_impl for a in (theirs, args)]
+    if layers[0] != layers[1]:  # whose parameters come in another order, by which that format goes
+        raise DataError(
+            f"{path}: saved with {layers[0]} layers, this run has {layers[1]}, and its distributed optimizer is in the"
+            f" format {kind}, whose moments would go to other weights",
+            f"resume with --transformer-impl {layers[0]}, or save with --dist-ckpt-optim-fully-reshardable",
+        )
+    if sizes[0] != sizes[1]:
         raise DataError(
             f"{path}: saved in tensor x pipeline {sizes[0][0]} x {sizes[0][1]}, this run has {sizes[1][0]} x"
             f" {sizes[1][1]}, and its distributed optimizer is in the format {kind}, which fits other data parallel"
@@ -215,7 +225,10 @@ def _state_to_load_into(args: argparse.Namespace, optimizer: MegatronOptimizer |
                 state["step"] = np.float32(state["step"])
 
     with contextlib.ExitStack() as hooks:
-        for inner in inner_optimizers(optimizer) if args.use_distributed_optimizer else []:
+        for inner in inner_optimizers(optimizer):
+            if not args.use_distributed_optimizer:
+                hooks.callback(inner.optimizer.register_load_state_dict_pre_hook(step_count.put_where_read).remove)
+                continue
             if not inner.optimizer.state:
                 megatron.give_state_to_load_into(inner)
             hooks.callback(inner.optimizer.register_load_state_dict_post_hook(step_is_no_tensor).remove)

@@ -20,10 +20,11 @@ from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateIm
 from slime_cli import addresses
 from slime_cli.errors import EngineError, UsageError
 from slime_cli.hardware import device as hardware
+from slime_cli.hardware import transformer_engine
 from slime_cli.processes import die_with_parent
 
 
-def always(device: hardware.Device, *, transformer_engine: bool, given: Sequence[str] = ()) -> list[str]:
+def always(device: hardware.Device, given: Sequence[str] = ()) -> list[str]:
     """Native options that slime sets for every run; a user's own, ``given``, come later on the line and win."""
     out = [
         "--attention-dropout",
@@ -50,7 +51,7 @@ def always(device: hardware.Device, *, transformer_engine: bool, given: Sequence
         "--eval-interval",
         "1000000",
     ]
-    if not transformer_engine:
+    if transformer_engine.layers(device.kind, given) == "local":
         out += [
             "--transformer-impl",
             "local",
@@ -78,7 +79,8 @@ def parse(argv: list[str], rank: int, world_size: int) -> argparse.Namespace:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             with command_line(argv):
                 args = parse_args(ignore_unknown_args=False)
-            hardware.check_trainer(args.optimizer_cpu_offload)
+            hardware.check_trainer(vars(args))
+            transformer_engine.check(args)
             with async_save_kept(args):
                 validate_args(args)
     except SystemExit:

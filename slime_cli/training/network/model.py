@@ -15,7 +15,7 @@ from megatron.training.global_vars import get_args
 from slime_cli.errors import UsageError
 from slime_cli.hardware.megatron import become, fuse
 from slime_cli.hooks.kinds import accepted
-from slime_cli.training.network import attention, mtp
+from slime_cli.training.network import any_layers, attention, mtp
 from slime_cli.training.network.attention import mark_sequence_parallel
 
 
@@ -38,7 +38,7 @@ def provider(
     if config.multi_latent_attention:
         _yarn(config, args)
     local = args.transformer_impl == "local"
-    fuse(config, rotary_pairs=local and args.position_embedding_type == "rope")
+    fuse(config, local=local, angles=args.position_embedding_type == "rope")
     spec: Any = get_gpt_decoder_block_spec(config, use_transformer_engine=not local, vp_stage=vp_stage)
     if local:
         attention.use(spec)
@@ -69,8 +69,9 @@ def provider(
     )
     if local:
         attention.use_packed_rotary(model)
+    any_layers.checkpoints(model)
     if config.mtp_num_layers:
-        become(model, {GPTModel: mtp.MultiTokenModel})
+        become(model, {any_layers.Saved: mtp.MultiTokenModel})
     return model
 
 
@@ -118,7 +119,7 @@ def users(hook: Callable[..., torch.nn.Module]) -> Callable[..., GPTModel]:
                 f"--custom-model-provider-path returned {type(model).__name__}, not Megatron's GPTModel",
                 "change what slime_cli.training.network.model.provider(pre_process, post_process) returns",
             )
-        return model
+        return any_layers.checkpoints(model)
 
     return build
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
 from megatron.core.transformer import TransformerConfig
 
@@ -20,6 +19,7 @@ from slime_cli.hardware import adaptations
 from slime_cli.training.algorithm.losses import masked
 from slime_cli.training.batching.microbatch import MicroBatch
 from slime_cli.training.network import heads
+from slime_cli.training.network.any_layers import Saved
 from slime_cli.training.network.attention import RMSNorm
 
 
@@ -33,7 +33,7 @@ def block_spec(config: TransformerConfig, spec: Any, *, local: bool, vp_stage: i
 
 
 @adaptations.MTP.overrides("_postprocess")
-class MultiTokenModel(GPTModel):
+class MultiTokenModel(Saved):
     """Megatron's model with MTP layers. ``output_processor_context`` is the micro-batch whose MTP losses are wanted."""
 
     def _postprocess(self, hidden_states: torch.Tensor, **given: Any) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

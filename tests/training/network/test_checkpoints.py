@@ -64,6 +64,7 @@ def test_what_cannot_be_gone_on_from_is_refused_with_the_way_out():
     assert "was distributed and this run is without --use-distributed-optimizer" in said["distributed"]
     assert "has 100 bytes of" in said["cut"]
     assert "saved in tensor x pipeline 2 x 1, this run has 1 x 1" in said["layout"]
+    assert "saved with transformer_engine layers, this run has local" in said["layers"] and not said["any layers"]
     assert "UsageError: --optimizer-cpu-offload" in said["offload"]
 
 

@@ -1,0 +1,33 @@
+"""Checkpoints that hold the same whichever layers a model has, so that each kind of layers loads the other's.
+
+Transformer Engine's layers save a state for FP8 beside their weights (``_extra_state``). It is empty but for a history
+of scales, and the one recipe that has it is refused.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+
+from slime_cli.hardware.megatron import become
+
+EXTRA_STATE = "._extra_state"
+
+
+class Saved(GPTModel):
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Megatron's, without that state."""
+        found = super().sharded_state_dict(*args, **kwargs)
+        return {key: value for key, value in found.items() if EXTRA_STATE not in key}
+
+
+def checkpoints(model: GPTModel) -> GPTModel:
+    """``model``, which is :class:`Saved` from now on; one of a user's own class keeps what it has."""
+    become(model, {GPTModel: Saved})
+    if isinstance(model, Saved):
+        model.register_load_state_dict_post_hook(_not_missed)
+    return model
+
+
+def _not_missed(model: torch.nn.Module, wrong: Any) -> None:
+    wrong.missing_keys[:] = [key for key in wrong.missing_keys if EXTRA_STATE not in key]
