@@ -18,7 +18,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 MOVING = "moving.md"
 """The page that lists what slime has and this has not, and natives that are refused, each with the reason."""
-EXCEPTIONS: dict[str, str] = {"--no-deps": "pip's, which installs megatron-bridge"}
+EXCEPTIONS: dict[str, str] = {
+    "--no-deps": "pip's, which installs megatron-bridge",
+    "--no-build-isolation": "pip's, which installs Transformer Engine",
+}
 """Flag of another program, or a placeholder -> why it is on a page."""
 
 
