@@ -261,7 +261,15 @@ def is_here(path: str) -> bool:
     if not top:
         return True  # no path at all: loading it says so
     processes.find_here(top)
-    return importlib.util.find_spec(top) is not None
+    return _is_found(top, module.split(".")[1:])
+
+
+def _is_found(package: str, rest: list[str]) -> bool:
+    """A folder without code of its own (``examples``) may be another project's of that name: what is in it says."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is not None or not rest:
+        return found is not None
+    return _is_found(f"{package}.{rest[0]}", rest[1:])
 
 
 def _load_module(name: str, where: str) -> ModuleType:

@@ -1,31 +1,14 @@
-"""Genuine engines, started once for all end-to-end tests: `slime serve-rollout` in a process of its own."""
+"""Commands as a user runs them. The engines that they share are a fixture of tests/conftest.py."""
 
-import os
 import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 HERE = pathlib.Path(__file__).parent
 SMALL = HERE / "small.yaml"
-HOSTILE = (
-    "h2",
-    "json",
-    "torch",
-    "typing_extensions",
-    "random",
-    "socket",
-    "numpy",
-    "httpx",
-    "ray",
-    "sglang",
-    "megatron",
-    "sgl_kernel",
-    "zmq",
-)
 TINY = "tiny:qwen3?num_hidden_layers=2&hidden_size=64&intermediate_size=128&head_dim=16"
 
 
@@ -45,42 +28,6 @@ def start(*words: str, log: pathlib.Path, **kwargs) -> subprocess.Popen:
         return subprocess.Popen(
             command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, preexec_fn=as_in_a_terminal, **kwargs
         )
-
-
-@pytest.fixture(scope="session")
-def hostile(tmp_path_factory):
-    """A working directory with a user's scripts named like libraries: each ends the process that imports it."""
-    folder = tmp_path_factory.mktemp("scripts")
-    for name in HOSTILE:
-        (folder / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working directory was imported')\n")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def served(tmp_path_factory, hostile):
-    """The folder of a running `serve-rollout`, started among hostile scripts: endpoint.json, model/, logs/."""
-    folder = tmp_path_factory.mktemp("served")
-    environment = dict(
-        os.environ, http_proxy="http://127.0.0.1:9", HTTPS_PROXY="http://127.0.0.1:9"
-    )  # must never be used
-    process = start(
-        "serve-rollout",
-        "--hf-checkpoint",
-        TINY,
-        "--run-dir",
-        folder,
-        log=folder / "out.log",
-        env=environment,
-        cwd=hostile,
-    )
-    deadline = time.time() + 300
-    while not (folder / "endpoint.json").exists():
-        assert process.poll() is None and time.time() < deadline, (folder / "out.log").read_text()[-3000:]
-        time.sleep(0.2)
-    yield folder
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    assert not (folder / "endpoint.json").exists()
 
 
 @pytest.fixture(scope="session")
