@@ -7,6 +7,7 @@ in reverse order, before the threads that still wait for it are joined.
 
 import asyncio
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
 from slime_cli.hooks import blocking
 from slime_cli.loop import attempts as folders
+from slime_cli.loop import starting
 from slime_cli.loop.phase import Phase
 from slime_cli.loop.shared import Shared
 from slime_cli.loop.trackers import Trackers
@@ -83,7 +85,8 @@ class Run:
         """Engines begin to start now and are waited for when the first phase needs them."""
         source = self.resolved.slime.hf_checkpoint
         self.model = str(tiny.make(source, self.run_dir / layout.MODEL)) if source.startswith(tiny.PREFIX) else source
-        engines_for = next((options for _, options, _ in phases if options.slime.loss_type != "sft_loss"), None)
+        engines_for = next((options for _, options, _ in phases if options.slime.generates), None)
+        trains = any(starting.needed(options.slime, folder) for _, options, folder in phases)
         if engines_for is not None and engines_for.slime.rollout_endpoint:
             self._attach(engines_for, stack)
         trackers = await asyncio.to_thread(self._trackers, phases[0][1])
@@ -92,12 +95,12 @@ class Run:
             self.screen.say(words)
         self.screen.say("starting Ray")
         placed_for = max((options for _, options, _ in phases), key=lambda o: o.slime.rollout_num_gpus)
-        cluster = stack.enter_context(Cluster(placed_for, self.run_dir))
+        cluster = stack.enter_context(Cluster(placed_for, self.run_dir, trains=trains))
         learner = cluster.start_learner()
         rewards = None
         if engines_for is not None:
             if not engines_for.slime.rollout_endpoint:
-                self._start_engines(engines_for, cluster, stack)
+                self._start_engines(engines_for if trains else _named(engines_for), cluster, stack)
             rewards = await stack.enter_async_context(RewardPool.from_args(args_namespace(engines_for)))
             stack.push_async_callback(self._close_client)
         return Shared(
@@ -179,3 +182,8 @@ class Run:
             self.fleet.check()  # says of what it died
             raise EngineError("no engine is left", "the same command resumes from the last commit")
         return urls
+
+
+def _named(options: Resolved) -> Resolved:
+    """For engines that are sent no weights: those that they start with are the first version."""
+    return dataclasses.replace(options, sglang=options.sglang | {"weight_version": layout.version_name(0)})

@@ -73,6 +73,8 @@ def note(line: dict[str, Any]) -> str:
     if "reward_mean" not in line:  # supervised
         return f"loss {line['train/loss']:.3f}"
     lost = f"  dropped {sum(line['dropped'].values())}" if line["dropped"] else ""
+    if not any(name.startswith("train/") for name in line):  # --debug-rollout-only
+        return f"reward {line['reward_mean']:.3f}{lost}"
     if "train/grad_norm" not in line:
         return f"reward {line['reward_mean']:.3f}  critic alone: value loss {line['train/value_loss']:.3f}{lost}"
     diff = line.get("train/train_rollout_logprob_abs_diff_max")

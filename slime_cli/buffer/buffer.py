@@ -183,6 +183,28 @@ class DataBuffer:
             self.reject(group, "buffer_filter")
         return order[:count]
 
+    def adopt(self, groups: Sequence[Sequence[Sample]], source: str) -> list[Group]:
+        """Groups that another run finished, as groups of this one, with indices of its own. ``source``: where they were
+        read. What an attempt that was killed had adopted and not batched is dropped."""
+        for group in list(self._places.groups[Place.RETURNED].values()):
+            self.reject(group, "adopted_again")
+        return [self._adopted(samples, source, row) for row, samples in enumerate(groups, 1)]
+
+    def _adopted(self, samples: Sequence[Sample], source: str, number: int) -> Group:
+        row = PromptRow(samples[0].prompt, samples[0].label, samples[0].metadata, source, number)
+        index, self._next_group = self._next_group, self._next_group + 1
+        own = {theirs: self._next_sample + i for i, theirs in enumerate(trajectories(samples))}
+        self._next_sample += len(own)
+        group = Group(index, row, None, [], [Sample(i, index) for i in own.values()])
+        leased = [(index, row, self.prompts.epoch, [*own.values()])]
+        self._journal.lease(leased, self.prompts.cursor, self._next_rollout)
+        group.leased_at = 0
+        self._places.put(group, Place.IN_FLIGHT)
+        named = [dataclasses.replace(s, index=own[s.index], group_index=index) for s in samples]
+        self.finish(group, named, {})
+        self.accept(group)
+        return group
+
     def _resume(self, indices: list[int], version: int | None) -> None:
         """``version``: of the weights that continue them; None where only their rewards are to come."""
         if indices:

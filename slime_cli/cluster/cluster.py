@@ -57,12 +57,13 @@ class EngineProxy:
 class Cluster:
     """Ray for one run. Use as a context manager."""
 
-    def __init__(self, resolved: Resolved, run_dir: pathlib.Path) -> None:
+    def __init__(self, resolved: Resolved, run_dir: pathlib.Path, *, trains: bool = True) -> None:
+        """``trains``: there are trainer ranks."""
         s = resolved.slime
         self.run_dir = run_dir
         self.trace = s.trace == "on"
         self.device = hardware.find()
-        self.ranks = s.actor_num_nodes * s.actor_num_gpus_per_node
+        self.ranks = s.actor_num_nodes * s.actor_num_gpus_per_node if trains else 0
         self.engine_devices = s.rollout_num_gpus
         self.per_engine = s.rollout_num_gpus_per_engine
         self.colocate = s.colocate
@@ -71,9 +72,11 @@ class Cluster:
         self.working_directory = os.getcwd()
         self.ray = ray = join.start(run_dir / layout.LOGS, max(os.cpu_count() or 1, bundles))
         resource = {"GPU": 1, "CPU": 1} if self.device.kind == "cuda" and not self._shared_gpu(bundles) else {"CPU": 1}
-        with _explained(f"{bundles} bundles of {resource} do not fit this cluster"):
-            self.group = ray.util.placement_group([resource] * bundles, strategy="PACK")
-            ray.get(self.group.ready(), timeout=120)
+        self.group: Any = None
+        if bundles:  # none without a trainer, where the engines are somebody else's
+            with _explained(f"{bundles} bundles of {resource} do not fit this cluster"):
+                self.group = ray.util.placement_group([resource] * bundles, strategy="PACK")
+                ray.get(self.group.ready(), timeout=120)
         self.actors: list = []
 
     def _shared_gpu(self, bundles: int) -> bool:

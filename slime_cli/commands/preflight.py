@@ -162,7 +162,8 @@ def _model(model: str, each: list[Resolved], say: Say) -> dict[str, Any]:
     if not model.startswith(tiny.PREFIX):
         from slime_cli.commands import doctor_checkpoint as checkpoint
 
-        chat = any(phase.slime.apply_chat_template for phase in each)
+        options = [one for phase in each for one in (phase.slime, *(found.options for found in _sets(phase.slime)))]
+        chat = any(one.apply_chat_template for one in options)
         needed = (checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.IDS, checkpoint.WEIGHTS)
         checkpoint.require(model, say, needed, (checkpoint.TEMPLATE,) if chat else ())
     return config(model)
@@ -197,9 +198,10 @@ def _machine(phase: Resolved, found: dict[str, Any], instead: Say | None) -> Non
     if os.environ.get("RAY_ADDRESS"):
         return
     try:
-        if phase.slime.loss_type != "sft_loss" and not phase.slime.rollout_endpoint:
+        if phase.slime.generates and not phase.slime.rollout_endpoint:
             hardware.check_engine(found)
-        hardware.check_trainer(phase.megatron)
+        if not phase.slime.debug_rollout_only:
+            hardware.check_trainer(phase.megatron)
         if phase.taken_back("megatron", "bf16") and not phase.megatron.get("fp16"):
             hardware.check_full_precision()
     except UsageError as error:
@@ -247,7 +249,7 @@ def _folders(resolved: Resolved, run_dir: pathlib.Path, instead: Say | None) -> 
 def _endpoint(phase: Resolved) -> None:
     """Engines and teacher of other processes are there."""
     s = phase.slime
-    if s.loss_type == "sft_loss":
+    if not s.generates:
         return
     if s.rollout_endpoint:
         from slime_cli.serving.attached import Attached
@@ -274,13 +276,15 @@ def _data(phase: Resolved, planning: bool, lacking: Named) -> Any:
 
 
 def _reward_of(one: EvaluationSet) -> None:
-    """The reward that an evaluation set names."""
+    """The reward and the function that an evaluation set names."""
     from slime_cli.rewards import graders
 
     if rm_type := one.metadata.get("rm_type"):
         graders.check_rm_type(rm_type)
     if path := one.metadata.get("custom_rm_path"):
         kinds.load(path, REWARDS[bool(one.options.group_rm)])
+    if path := one.options.custom_generate_function_path:
+        kinds.load(path, "generate")
 
 
 def _functions(phase: Resolved) -> None:

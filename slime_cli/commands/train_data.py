@@ -10,6 +10,7 @@ from slime_cli.buffer.sources.open import PromptSource, evaluations_of, prompts_
 from slime_cli.buffer.types import PromptRow
 from slime_cli.errors import UsageError
 from slime_cli.options.derive import longest
+from slime_cli.options.evaluations import evaluation_sets
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
 from slime_cli.rollout import template, usable
@@ -38,8 +39,7 @@ def check(stages: list[tuple[str, Resolved, Sources]], say: Say) -> dict[str, in
 def sources(s: SlimeOptions, left_out: Sequence[str] = ()) -> Sources:
     """Opens the sources of a stage, but for those ``left_out``. Raises UsageError or DataError for one that is
     unfit."""
-    known = s.prompt_data or s.data_source_path
-    prompts = prompts_of(s) if known and s.prompt_data not in left_out else None
+    prompts = None if s.prompt_data in left_out else prompts_of(s)
     return prompts, evaluations_of(s, left_out)
 
 
@@ -83,10 +83,13 @@ def _look(
     left_out = skip or s.rollout_max_prompt_len is not None
     if epochs and left_out and len(prompts) > usable.ROWS:
         say(f"{name}--num-epoch counts the rows that can be used among {len(prompts):,}")
-    found = usable.look(prompts, render, skip=skip, every=bool(epochs and left_out))
-    _report(name, prompts, found, say)
-    for source in evaluations if policy else ():
-        _report(name, source, usable.look(source, renderer.eval_prompt, skip=skip, every=False), say)
+    found = usable.Usable()
+    if len(prompts):
+        found = usable.look(prompts, render, skip=skip, every=bool(epochs and left_out))
+        _report(name, prompts, found, say)
+    for one, source in zip(evaluation_sets(s), evaluations, strict=True):
+        of_set = renderer.having(RenderOptions.of(one.options, context)).eval_prompt
+        _report(name, source, usable.look(source, of_set, skip=skip, every=False), say)
     if not epochs:
         return None
     return _rollouts(name, stage, len(prompts) if not left_out else found.usable, epochs, prompts, say)

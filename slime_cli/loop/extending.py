@@ -30,13 +30,13 @@ def finished(resolved: Resolved, run_dir: pathlib.Path, rollouts: Mapping[str, i
     if not (run_dir / layout.SUMMARY).exists():
         return False
     name, options, folder = attempts.phases(resolved, run_dir)[-1]
-    total = options.slime.num_rollout or (rollouts or {}).get(name)
+    total = _asked(options, name, rollouts or {})
     if total is None:
         return not any(change.dest in AMOUNTS for change in attempts.changed(resolved, run_dir))
     if not (folder / layout.JOURNAL).exists():
         return True  # somebody took it away: the result is all that is left
     with Journal.open_readonly(folder / layout.JOURNAL) as journal:
-        return _stopped(journal) or total <= _done(journal)
+        return _stopped(journal) or total <= _done(journal, options)
 
 
 def reopen(phases: Sequence[PhaseOf], run_dir: pathlib.Path, rollouts: Mapping[str, int], say: Say) -> None:
@@ -45,10 +45,12 @@ def reopen(phases: Sequence[PhaseOf], run_dir: pathlib.Path, rollouts: Mapping[s
     for number, (name, options, folder) in enumerate(phases):
         path = folder / layout.JOURNAL
         with Journal(path) if path.exists() else contextlib.nullcontext() as journal:
-            total = options.slime.num_rollout or rollouts.get(name)
-            if journal is None or not journal.get("finished") or total is None or total <= _done(journal):
+            total = _asked(options, name, rollouts)
+            done = _done(journal, options) if journal else 0
+            if journal is None or not journal.get("finished") or total is None or total <= done:
                 continue
-            have = f"{name}: {_done(journal)} rollouts are trained, {total} are asked for"
+            what = "made" if options.slime.debug_rollout_only else "trained"
+            have = f"{name}: {done} rollouts are {what}, {total} are asked for"
             following = phases[number + 1] if number + 1 < len(phases) else None
             if following and (following[2] / layout.JOURNAL).exists():
                 say(f"{have}; it stays as it is, for {following[0]} was trained from its weights")
@@ -62,8 +64,18 @@ def reopen(phases: Sequence[PhaseOf], run_dir: pathlib.Path, rollouts: Mapping[s
     (run_dir / layout.SUMMARY).unlink(missing_ok=True)
 
 
-def _done(journal: Journal) -> int:
-    """Rollouts that are committed."""
+def _asked(options: Resolved, name: str, rollouts: Mapping[str, int]) -> int | None:
+    """Rollouts that a phase is to have; None where only the data says how many those are."""
+    return rollouts.get(name) if options.slime.num_rollout is None else options.slime.num_rollout
+
+
+def _done(journal: Journal, options: Resolved) -> int:
+    """Rollouts that are committed; with ``--debug-rollout-only`` nothing is, and those of a finished phase are
+    made."""
+    return (journal.get("finished") or 0) if options.slime.debug_rollout_only else _committed(journal)
+
+
+def _committed(journal: Journal) -> int:
     commits = journal.commits()
     return commits[-1].rollout_id + 1 if commits else 0
 
@@ -71,4 +83,4 @@ def _done(journal: Journal) -> int:
 def _stopped(journal: Journal) -> bool:
     """By ``--stop-at-loss``, before its number of rollouts."""
     stopped = journal.get("stopped")
-    return stopped is not None and _done(journal) > stopped
+    return stopped is not None and _committed(journal) > stopped

@@ -11,7 +11,7 @@ from slime_cli.buffer.buffer import DataBuffer
 from slime_cli.buffer.gate import Gate
 from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.sources.open import prompts_of
-from slime_cli.buffer.types import Sample, trajectories
+from slime_cli.buffer.types import PromptRow, Sample, trajectories
 from slime_cli.errors import DataError
 from slime_cli.hooks import rollouts
 from slime_cli.hooks.batches import BatchHooks
@@ -58,8 +58,9 @@ def open_phase(name: str, options: Resolved, folder: pathlib.Path, shared: Share
     columns = tuple(c for c in Settings.from_options(s).columns if c != "teacher_log_probs")  # the teacher adds those
     boundary = Boundary.of(renderer.tokenizer, shared.model, architecture.vocabulary(shared.model), args, columns)
     args = types.SimpleNamespace(**vars(args) | {"hf_checkpoint": str(shared.model)})
-    shaping = BatchHooks.of(args) if policy else BatchHooks()
-    own_rollouts = of_user(s.rollout_function_path)  # such a function leases when it likes
+    shaping = BatchHooks.of(args) if s.generates else BatchHooks()  # saved samples have been shaped
+    unbounded = not policy or s.debug_rollout_only  # the weights never change
+    unbounded |= of_user(s.rollout_function_path)  # such a function leases when it likes
     filter_path = s.buffer_filter_path if policy else None
     buffer_filter = Hook.load(filter_path, "buffer_filter") if filter_path else None
     journal = Journal(folder / layout.JOURNAL)
@@ -72,10 +73,10 @@ def open_phase(name: str, options: Resolved, folder: pathlib.Path, shared: Share
             samples_per_prompt=s.n_samples_per_prompt,
             shuffle=s.rollout_shuffle,
             seed=s.rollout_seed,
-            render=boundary.checked(renderer.example if isinstance(renderer, SupervisedRenderer) else renderer.prompt),
+            render=_render(s, renderer, boundary),
             on_bad_row=s.on_bad_row,
             say=say,
-            gate=Gate(s.rollout_batch_size, s.max_staleness if policy and not own_rollouts else None),
+            gate=Gate(s.rollout_batch_size, None if unbounded else s.max_staleness),
             steps_per_rollout=s.num_steps_per_rollout or 1,
             reward_key=s.reward_key,
             rows=boundary.rows,
@@ -90,6 +91,13 @@ def open_phase(name: str, options: Resolved, folder: pathlib.Path, shared: Share
     failures = Failures(s.max_groups_without_progress, lambda text: say(f"{name}: {text}"))
     saver = Saver(s, folder, shared.run_dir, buffer, shared.learner, shared.tracer.span)
     return Opened(renderer, boundary, buffer, failures, saver)
+
+
+def _render(s: SlimeOptions, renderer: Renderer, boundary: Boundary) -> Callable[[PromptRow], Any]:
+    """Prompts or examples of rows. Saved rollouts have their tokens: their rows are only named."""
+    if s.load_debug_rollout_data:
+        return lambda row: None
+    return boundary.checked(renderer.example if isinstance(renderer, SupervisedRenderer) else renderer.prompt)
 
 
 def drop_rollouts(name: str, s: SlimeOptions, buffer: DataBuffer, say: Callable[[str], None]) -> None:

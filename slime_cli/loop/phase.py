@@ -7,18 +7,19 @@ committed weights; finished groups wait in the buffer, and unfinished ones are g
 """
 
 import asyncio
+import functools
 import pathlib
 import time
-import types
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from slime_cli.buffer import saved
 from slime_cli.buffer.batch import Batch
 from slime_cli.buffer.types import trajectories
 from slime_cli.errors import SlimeError
-from slime_cli.loop import checks, figures, opening, starting
+from slime_cli.loop import checks, figures, generation, opening, starting
 from slime_cli.loop.attempts import append_line, computed_with
-from slime_cli.loop.evaluating import Evaluations
+from slime_cli.loop.evaluating import Beside, Evaluations
 from slime_cli.loop.in_flight import interrupted
 from slime_cli.loop.publishing import Publisher, Timetable
 from slime_cli.loop.schedules import SCHEDULES
@@ -31,12 +32,11 @@ from slime_cli.models import architecture
 from slime_cli.options.resolve import Resolved, args_namespace
 from slime_cli.rollout.client import Hold
 from slime_cli.rollout.collector import Collector
-from slime_cli.rollout.generate import Generator, Lent
 from slime_cli.rollout.supervised import examples
 from slime_cli.rollout.teacher import Teacher
 from slime_cli.screen import note
 from slime_cli.tracing.report import PhaseResult
-from slime_cli.weights import transports
+from slime_cli.weights import transports, verification
 from slime_cli.weights.transport import Version
 
 
@@ -55,6 +55,8 @@ class Phase:
         self.s = options.slime
         self.args = args_namespace(options)
         self.policy = self.s.loss_type != "sft_loss"
+        self.generates = self.s.generates
+        self.trains = start_from is not None or starting.needed(self.s, folder)
         self.say = shared.screen.say
         self.span = shared.tracer.span
         self.evaluations = Evaluations(name, self.s, folder, shared)
@@ -69,14 +71,16 @@ class Phase:
         self._untold_said = False
         self.users = Users(self.args)
         self.publisher: Publisher | None = None
+        self.served: str | None = None
+        """The version that the engines hold where this run publishes none."""
         self.collector: Collector | None = None
         self.teacher: Teacher | None = None
         self._advance: Callable[..., None] = lambda n=1, note="": None
         self._ahead: dict[int, asyncio.Task[Batch]] = {}
-        self._evaluating: asyncio.Task[None] | None = None
+        self._evaluating = Beside()
         self._told_at = time.monotonic()
         self._idle_before = 0.0
-        opened = opening.open_phase(name, options, folder, shared, self.args)
+        self.opened = opened = opening.open_phase(name, options, folder, shared, self.args)
         self.buffer = opened.buffer
         self.renderer = opened.renderer
         self.boundary = opened.boundary
@@ -86,7 +90,7 @@ class Phase:
     async def close(self) -> None:
         if self.collector is not None:
             await self.collector.stop()
-        tasks = [*self._ahead.values(), *([self._evaluating] if self._evaluating else [])]
+        tasks = [*self._ahead.values(), *self._evaluating.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -106,30 +110,32 @@ class Phase:
             return
         self.first = committed.rollout_id + 1 if committed else 0
         self.stopped = state.stopped is not None and self.first > state.stopped
-        if self.policy and self.s.use_opd and self.s.opd_type == "sglang":
+        if self.generates and self.s.use_opd and self.s.opd_type == "sglang":
             assert self.s.opd_teacher_url is not None
             self.teacher = Teacher(self.s.opd_teacher_url, self.s.opd_teacher_timeout)
             await self.teacher.check(self.renderer.tokenizer, architecture.vocabulary(self.shared.model))
-        if self.policy:
+        if self.generates and self.trains:
             self.publisher = self._publisher()
         behind = self.publisher.behind() if self.publisher else None
-        await asyncio.to_thread(self._prepare_trainers, behind)
-        if self.policy:
+        if self.trains:
+            await asyncio.to_thread(self._prepare_trainers, behind)
+        if self.generates:
             await self._prepare_generation()
-            await self._publish(behind)
+            if self.publisher is not None:
+                await self._publish(behind)
             if self._evaluation_is_missing():
                 await self._evaluate()
         self._told_at = time.monotonic()
         self._idle_before = self.collector.idle_seconds() if self.collector else 0.0
         with self.shared.screen.progress(self.name, self.total, min(self.first, self.total)) as self._advance:
-            await SCHEDULES[self.s.schedule if self.policy else "sync"](self)
+            await SCHEDULES[self.s.schedule if self.generates else "sync"](self)
         await self._end()
 
     async def _end(self) -> None:
         if self.collector is not None:
             await self.collector.give_back()
-        if self.policy:
-            await self._evaluated()
+        if self.generates:
+            await self._evaluating.ended()
             await self._evaluate()
         await asyncio.to_thread(self.saver.commit, wait=True)
         if self.publisher is not None:
@@ -150,9 +156,11 @@ class Phase:
 
     def _held(self) -> str | None:
         """The version that the engines hold, or held when an earlier attempt finished; None where there are none."""
-        if not self.policy:
+        if not self.generates:
             return None
-        return self.publisher.held if self.publisher else version_name(self.step)
+        if self.publisher is not None:
+            return self.publisher.held
+        return version_name(self.step) if self.trains else self.served
 
     def seconds(self) -> float:
         """The duration of this phase, over all attempts (an attempt that was killed counts up to its last commit)."""
@@ -187,47 +195,13 @@ class Phase:
         )
 
     async def _prepare_generation(self) -> None:
-        """Waits for the engines. What users' functions get as ``args`` says where they and the tokenizer's files
-        are."""
-        self.client = client = await self.shared.serving()
-        shape = self._routed_experts_shape()
-        client.engines = self.shared.engine_urls if shape else None
-        ip, port = client.address()
-        known = {"sglang_router_ip": ip, "sglang_router_port": port, "hf_checkpoint": str(self.shared.model)}
-        known["sglang_context_length"] = self.renderer.options.context
-        self.args = types.SimpleNamespace(**vars(self.args) | known)
-        assert self.shared.rewards is not None
-        self.generator = Generator(
-            self.args,
-            client,
-            self.shared.rewards,
-            shape,
-            self.teacher,
-            boundary=self.boundary,
-            failures=self.failures,
-            watch=self.shared.watch,
-            span=self.span,
-        )
-        self.users = Users.of(self.args, Lent(client, self.generator.evidence(training=True)))
-        s = self.s
-        over = s.over_sampling_batch_size if s.partial_rollout or s.dynamic_sampling_filter_path else None
-        self.collector = Collector(
-            self.generator,
-            self.buffer,
-            client,
-            batch=s.rollout_batch_size,
-            burst=over or s.rollout_batch_size,
-            slots=max(1, -(-client.in_flight // s.n_samples_per_prompt)),
-            keep_partial=s.partial_rollout,
-        )
-
-    def _routed_experts_shape(self) -> list[int] | None:
-        """[layers, experts a token] with ``--use-rollout-routing-replay``."""
-        if not self.s.use_rollout_routing_replay:
-            return None
-        model = self.shared.model
-        where = f"--use-rollout-routing-replay: {model}"
-        return list(architecture.routed_experts(architecture.read_config(model), where))
+        made = await generation.prepare(self.s, self.args, self.shared, self.opened, self.teacher)
+        self.args, self.client, self.generator = made.args, made.client, made.generator
+        self.users, self.collector = made.users, made.collector
+        self.answering = functools.partial(generation.answering, made, self.opened)
+        if self.publisher is None:
+            urls = self.shared.engine_urls()
+            self.served = await asyncio.to_thread(verification.reported, urls[0])
 
     def _evaluation_is_missing(self) -> bool:
         """The evaluation before training, or the one that an earlier attempt was killed in, after its last commit."""
@@ -257,9 +231,13 @@ class Phase:
         self.begin(rollout_id)
         since = time.monotonic()
         with self.span("wait_for_batch", rollout=rollout_id):
-            batch = await self._watched(self._ahead[rollout_id], f"rollout {rollout_id} waits")
+            batch = await self._watched(
+                self._evaluating.unless_it_fails(self._ahead[rollout_id]), f"rollout {rollout_id} waits"
+            )
         del self._ahead[rollout_id]
         self.waited = time.monotonic() - since
+        if self.s.save_debug_rollout_data:
+            await asyncio.to_thread(saved.save, self.s.save_debug_rollout_data, batch)
         return batch
 
     async def _collect(self, rollout_id: int) -> Batch:
@@ -271,11 +249,18 @@ class Phase:
                 return await self.users.generated(self.buffer, rollout_id, version, self.boundary.fault)
         if self.collector is not None:
             return await self.collector.take(rollout_id)
-        groups = examples(self.buffer, self.boundary, self.s.rollout_batch_size)
+        if self.policy:
+            groups = self.buffer.adopt(*saved.load(self.s, rollout_id, self.boundary.fault))
+        else:
+            groups = examples(self.buffer, self.boundary, self.s.rollout_batch_size)
         return await asyncio.to_thread(self.buffer.make, self.buffer.supervised(rollout_id, groups))
 
     async def train(self, batch: Batch) -> None:
         rollout_id = batch.rollout_id
+        self.batch = batch
+        if not self.trains:
+            self.line = self._line(batch, self.step, {})
+            return
         await asyncio.to_thread(self.saver.commit, wait=False)
         steps = checks.steps(batch, self.s.num_steps_per_rollout or 1)
         before = self.step
@@ -292,11 +277,10 @@ class Phase:
         if last or (rollout_id + 1) % (self.s.save_interval or 1) == 0 or self.saver.reference_due(rollout_id):
             await asyncio.to_thread(self.saver.save, seconds=self.seconds(), stopped=self.stopped)
         self.line = line
-        self.batch = batch
 
     async def publish(self, rollout_id: int) -> None:
         if self.publisher is not None and self.publisher.due(rollout_id):
-            await self._evaluated()
+            await self._evaluating.ended()
             await self._publish()
         await self._told(rollout_id)
         if (
@@ -304,15 +288,15 @@ class Phase:
             and self.publisher.timetable.evaluated(rollout_id)
             and rollout_id + 1 < self.total
         ):
-            self._evaluating = asyncio.create_task(self._evaluate())
+            self._evaluating.begin(self._evaluate())
             if self.s.schedule == "sync":
-                await self._evaluated()
+                await self._evaluating.ended()
 
     # -- inside them ---------------------------------------------------------------------------------------------------
 
     async def _watched[T](self, waiting: Awaitable[T], what: str) -> T:
         """Ends the run where generation comes to nothing any more."""
-        if not self.policy:
+        if not self.generates:
             return await waiting
         limit = self.s.max_seconds_without_progress
         return await self.shared.watch.over(waiting, f"{self.name}: {what}", limit=limit, say=self.say)
@@ -369,7 +353,9 @@ class Phase:
         out |= figures.of_batch(batch)
         if self.policy:
             out |= figures.of_policy(batch, step_before, self.buffer.steps_per_rollout)
-            out |= {"retries": self.client.retries, "trainer_idle": self.waited, "rollout_idle": 0.0}
+            out |= {"trainer_idle": self.waited}
+        if self.generates:
+            out |= {"retries": self.client.retries, "rollout_idle": 0.0}
             if self.teacher is not None:
                 out["teacher_retries"] = self.teacher.retries
         return out | {f"train/{name}": value for name, value in trained.items()}
@@ -379,8 +365,10 @@ class Phase:
         target = self.s.stop_at_loss
         return not self.policy and target is not None and line["train/loss"] <= target
 
-    def final_checkpoint(self) -> str:
-        return self.buffer.commits()[-1].checkpoint
+    def final_checkpoint(self) -> str | None:
+        """The checkpoint that the next phase starts from; None where that is the run's own start."""
+        commits = self.buffer.commits()
+        return commits[-1].checkpoint if commits else self.start_from
 
     async def _publish(self, behind: Version | None = None) -> None:
         """The trainer's present weights, or those of an earlier version after a resume, into every engine, proven."""
@@ -400,16 +388,8 @@ class Phase:
         self.collector.published(self.buffer.rollouts_of(self.publisher.held_step))
 
     async def _evaluate(self) -> None:
-        assert self.publisher is not None
-        render = self.boundary.checked(self.renderer.eval_prompt)
-        step = self.publisher.held_step
+        step = self.publisher.held_step if self.publisher else 0
         rollout_id = self.buffer.rollouts_of(step)
-        given = (step, self.publisher.held, self.generator, render)
-        evaluated = self.evaluations.run(*given, rollout_id=rollout_id, users=self.users)
+        given = (step, self._held(), self.generator, self.answering)
+        evaluated = self.evaluations.run(*given, rollout_id=rollout_id, users=self.users, trained=lambda: self.step)
         await self._watched(evaluated, f"the evaluation of step {step} waits")
-
-    async def _evaluated(self) -> None:
-        """Waits for the evaluation that is under way: it is of one version."""
-        task, self._evaluating = self._evaluating, None
-        if task is not None:
-            await task

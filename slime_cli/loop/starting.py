@@ -5,16 +5,36 @@ is kept, then the phase's own last commit.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Sequence
 
+from slime_cli.buffer.journal import Journal
 from slime_cli.buffer.records import Commit
 from slime_cli.cluster.learner import Learner
 from slime_cli.loop import resuming
-from slime_cli.manifests import checkpoints
+from slime_cli.manifests import checkpoints, layout
 from slime_cli.models import architecture
 from slime_cli.options import roles
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
 from slime_cli.training.settings import Settings
+
+
+def needed(s: SlimeOptions, folder: pathlib.Path) -> bool:
+    """A trainer is needed: something is trained, or engines need weights that only it can give them, those of a
+    checkpoint, or, where others own the engines, those of the HF checkpoint. ``folder``: the phase's."""
+    if s.debug_rollout_only:
+        return False
+    others = bool(resuming.start_root(s) or (s.generates and s.rollout_endpoint))
+    return s.num_rollout != 0 or others or _trained(folder)
+
+
+def _trained(folder: pathlib.Path) -> bool:
+    path = folder / layout.JOURNAL
+    if not path.exists():
+        return False
+    with Journal.open_readonly(path) as journal:
+        return bool(journal.commits())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,7 +51,11 @@ def derived(
         found["slime", "opd_teacher_url"], found["slime", "opd_type"] = slime.rm_url, "sglang"
     elif _one_teacher(slime) and slime.opd_type is None:
         found["slime", "opd_type"] = "sglang" if slime.opd_teacher_url else "megatron"
-    if slime.max_logprob_diff is None and not slime.custom_generate_function_path:
+    if slime.load_debug_rollout_data:
+        found["slime", "debug_train_only"] = True
+    # Saved rollouts may be those of other weights.
+    told = slime.custom_generate_function_path or slime.load_debug_rollout_data
+    if slime.max_logprob_diff is None and not told:
         full = _full_precision(slime, megatron, sglang)
         found["slime", "max_logprob_diff"] = MAX_LOGPROB_DIFF_OF_FLOAT32 if full else MAX_LOGPROB_DIFF
     if _saves_meanwhile(megatron) and ("megatron", "async_save") not in taken_back:
@@ -115,6 +119,9 @@ def _batch(slime: SlimeOptions, megatron: dict[str, Any], found: dict) -> None:
     group = slime.n_samples_per_prompt
     steps = slime.num_steps_per_rollout
     batch = megatron.get("global_batch_size")
+    if slime.num_rollout == 0 and prompts is None and batch is None:  # nothing is trained: any that the ranks divide
+        prompts = slime.actor_num_nodes * slime.actor_num_gpus_per_node * megatron.get("micro_batch_size", 1)
+        found["slime", "rollout_batch_size"] = prompts
     if any(number is not None and number < 1 for number in (prompts, group, steps, batch)):
         return
     if prompts and batch is None:
@@ -133,6 +140,8 @@ def _batch(slime: SlimeOptions, megatron: dict[str, Any], found: dict) -> None:
 def _engine_devices(slime: SlimeOptions) -> int:
     """As many as the trainer has when colocated; none when nothing is generated here; else one engine's."""
     if slime.rollout_endpoint:
+        return 0
+    if slime.load_debug_rollout_data or slime.debug_train_only:
         return 0
     if slime.loss_type == "sft_loss" and not (slime.eval_prompt_data or slime.eval_config):
         return 0

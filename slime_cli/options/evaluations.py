@@ -2,7 +2,7 @@
 
 The file is slime's: ``eval:`` (or the top level) with ``datasets``, a list of maps with ``name`` and ``path``, and
 ``defaults``, a map that holds for each of them. What neither says, the ``--eval-*`` options say. An unknown key is an
-error, and so is one that slime has for a set and that holds for all of them here. Read once a process.
+error. Read once a process.
 """
 
 import dataclasses
@@ -24,6 +24,14 @@ KEYS = {
     "top_k": "eval_top_k",
     "max_response_len": "eval_max_response_len",
     "min_new_tokens": "eval_min_new_tokens",
+    "max_prompt_len": "eval_max_prompt_len",
+    "max_context_len": "eval_max_context_len",
+    "stop": "rollout_stop",
+    "stop_token_ids": "rollout_stop_token_ids",
+    "apply_chat_template": "apply_chat_template",
+    "apply_chat_template_kwargs": "apply_chat_template_kwargs",
+    "custom_generate_function_path": "custom_generate_function_path",
+    "reward_key": "eval_reward_key",
     "input_key": "eval_input_key",
     "label_key": "eval_label_key",
     "tool_key": "eval_tool_key",
@@ -31,17 +39,6 @@ KEYS = {
 }
 """Key of a set -> the option that it overrides."""
 REWARD = ("rm_type", "custom_rm_path", "metadata_overrides")
-FOR_ALL = {
-    "custom_generate_function_path": "--custom-generate-function-path",
-    "stop": "--rollout-stop",
-    "stop_token_ids": "--rollout-stop-token-ids",
-    "reward_key": "--eval-reward-key",
-    "max_prompt_len": "--eval-max-prompt-len",
-    "max_context_len": "--eval-max-context-len",
-    "apply_chat_template": "--apply-chat-template",
-    "apply_chat_template_kwargs": "--apply-chat-template-kwargs",
-}
-"""Keys that hold for all sets here, and the option that says so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +63,13 @@ class EvaluationSet:
 
 
 def evaluation_sets(s: SlimeOptions) -> list[EvaluationSet]:
-    """In order; none without either option. Raises UsageError for a file that cannot be read or has an unknown key."""
+    """In order; none without either option, or without engines. Raises UsageError for a file that cannot be read or
+    has an unknown key."""
+    if not s.generates:
+        return []
     if s.eval_config:
         return [
-            EvaluationSet(name, path, dataclasses.replace(s, **dict(options)), dict(metadata))
+            EvaluationSet(name, path, _with(s, options), dict(metadata))
             for name, path, options, metadata in _read(s.eval_config)
         ]
     words = s.eval_prompt_data or []
@@ -78,11 +78,14 @@ def evaluation_sets(s: SlimeOptions) -> list[EvaluationSet]:
     return [EvaluationSet(name, path, s) for name, path in zip(words[::2], words[1::2], strict=False)]
 
 
-def longest_answer(s: SlimeOptions) -> int | None:
-    """Tokens of the longest answer that a set asks for: a prompt must leave room for it in any of them."""
-    return max((one.options.eval_max_response_len or 0 for one in evaluation_sets(s)), default=0) or (
-        s.eval_max_response_len
-    )
+def _with(s: SlimeOptions, options: dict[str, Any]) -> SlimeOptions:
+    """The phase's options with a set's. A prompt leaves room for one token of an answer, as in the phase."""
+    out = dataclasses.replace(s, **options)
+    together = options.get("eval_max_context_len")
+    if together is not None and "eval_max_prompt_len" not in options:
+        longest = min(bound for bound in (out.eval_max_prompt_len, together - 1) if bound is not None)
+        out = dataclasses.replace(out, eval_max_prompt_len=longest)
+    return out
 
 
 def _file_name(uri: str) -> str:
@@ -123,12 +126,15 @@ def _set(defaults: dict[str, Any], given: Any, where: str) -> tuple[str, str, di
     merged = defaults | one
     options: dict[str, Any] = {}
     for key, dest in KEYS.items():
-        value: Any = from_yaml(own.by_dest()[dest], key, merged[key], f"{where}: {key}") if key in merged else UNSET
+        option = own.by_dest()[dest]
+        value: Any = from_yaml(option, key, merged[key], f"{where}: {key}") if key in merged else UNSET
+        if value is UNSET and key in merged and not option.takes_value:
+            value = option.default  # the flag is taken back for this set
         if value is UNSET:
             continue
-        bounds = own.by_dest()[dest].bounds
-        if bounds is not None and not bounds.allow(value):
-            raise UsageError(f"{where}: {key} is {value}", f"it must be {bounds}")
+        for number in value if isinstance(value, list) else [value]:
+            if option.bounds is not None and not option.bounds.allow(number):
+                raise UsageError(f"{where}: {key} is {number}", f"it must be {option.bounds}")
         options[dest] = value
     metadata = _map(characters.as_json(merged.get("metadata_overrides")), f"{where}: metadata_overrides")
     for key in ("rm_type", "custom_rm_path"):
@@ -149,6 +155,4 @@ def _known(given: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
     for key in given:
         if key in keys:
             continue
-        if key in FOR_ALL:
-            raise UsageError(f"{where}: `{key}` holds for all sets", f"give {FOR_ALL[key]}, and leave it out here")
         raise UsageError(f"{where}: unknown key `{key}`{nearest(key, keys)}", f"keys are {', '.join(keys)}")

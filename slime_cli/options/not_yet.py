@@ -15,12 +15,12 @@ _TEXT = """
     leave it out: no server of rollouts is asked; --custom-generate-function-path generates one sample,
     --custom-rm-path rewards it
 
---save-debug-rollout-data --save-debug-train-data --dump-details
-    leave it out: RUN/rollouts/NNNNNN/samples.parquet holds every sample of every rollout
+--dump-details
+    leave it out: RUN/rollouts/NNNNNN/samples.parquet holds every sample of every rollout, and
+    --save-debug-train-data what it was trained on
 
---load-debug-rollout-data --load-debug-rollout-data-subsample --load-forge-rollout-data --debug-rollout-only
-    leave it out: a run that is started again trains on the rollouts of its --run-dir; `slime serve-rollout`
-    generates alone
+--load-forge-rollout-data
+    use --load-debug-rollout-data, which starts no engines
 
 --disable-rollout-global-dataset
     leave it out: --data-source-path names a class that deals prompts in place of a data set

@@ -13,6 +13,7 @@ graders that compare a whole text do without them (:func:`slime_cli.rewards.rewa
 """
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,7 @@ class Boundary:
     tokenizer: Any = None
 
     @classmethod
-    def of(cls, tokenizer: Any, model: str, rows: int, args: Any, columns: tuple[str, ...] = ()) -> "Boundary":
+    def of(cls, tokenizer: Any, model: str, rows: int | None, args: Any, columns: tuple[str, ...] = ()) -> "Boundary":
         """``model``: the HF folder, for its generation config. ``args``: options by dest."""
         named = args.rollout_stop_token_ids or []
         special = special_ids(tokenizer)
@@ -45,7 +46,7 @@ class Boundary:
         def text(token: int) -> str:
             return tokenizer.decode([token], skip_special_tokens=args.rollout_skip_special_tokens)
 
-        plain = [text(i) for i in named if i not in ends and 0 <= i < rows]
+        plain = [text(i) for i in named if i not in ends and 0 <= i < (rows or math.inf)]
         stops = [args.rollout_stop] if isinstance(args.rollout_stop, str) else args.rollout_stop or []
         return cls(rows, {i: text(i) for i in sorted(ends)}, tuple(filter(None, [*stops, *plain])), columns, tokenizer)
 

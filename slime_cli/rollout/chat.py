@@ -5,6 +5,7 @@ Buffer decides whether it ends the run. Callers: the phase, evaluation, and the 
 """
 
 import contextlib
+import copy
 import dataclasses
 import pathlib
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from typing import Any
 from slime_cli.buffer.types import PromptRow, RowError, Sample, Status
 from slime_cli.errors import DataError
 from slime_cli.models.tokens import MARK, NotText, Tokens, load
-from slime_cli.options.evaluations import longest_answer
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.rollout import forms, template
 from slime_cli.rollout.forms import Messages
@@ -114,7 +114,7 @@ class RenderOptions:
 
     @classmethod
     def of(cls, s: SlimeOptions, context: int | None) -> "RenderOptions":
-        """``s``: slime's own options."""
+        """``s``: slime's own options, of a phase or of an evaluation set in it."""
         users = bool(s.custom_generate_function_path)
         return cls(
             apply_chat_template=s.apply_chat_template,
@@ -124,7 +124,7 @@ class RenderOptions:
             opened_thinking=s.opened_thinking,
             context=context,
             training=Lengths.of(s.rollout_max_prompt_len, s.rollout_max_response_len, s.rollout_max_context_len, users),
-            evaluation=Lengths.of(s.eval_max_prompt_len, longest_answer(s), s.eval_max_context_len, users),
+            evaluation=Lengths.of(s.eval_max_prompt_len, s.eval_max_response_len, s.eval_max_context_len, users),
             stop_token_ids=tuple(s.rollout_stop_token_ids or ()),
             stop_texts=tuple(s.rollout_stop or ()),
         )
@@ -134,22 +134,34 @@ class Renderer:
     """One tokenizer with the options of a phase."""
 
     def __init__(self, checkpoint: str, options: RenderOptions, say: Callable[[str], None] | None = None):
-        self.options = options
+        self.checkpoint = checkpoint
         self.say = say
-        self.apply = options.apply_chat_template
         self._looked_for: set[str] = set()
         """Parts of a row that a template may leave out."""
         self.tokenizer = load(checkpoint)
-        if self.apply and not self.tokenizer.chat_template:
-            raise DataError(
-                f"{checkpoint}: the tokenizer has no chat template, and --apply-chat-template asks for one",
-                "add chat_template.jinja to the checkpoint, or leave --apply-chat-template out",
-            )
-        self.policy = options.special_tokens or ("text" if self.apply else "refuse")
+        self._take(options)
         self.tokens = Tokens(self.tokenizer)
         self.stops = template.stop_ids(pathlib.Path(checkpoint)) | set(options.stop_token_ids)
         if self.tokenizer.eos_token_id is not None:
             self.stops.add(self.tokenizer.eos_token_id)
+
+    def _take(self, options: RenderOptions) -> None:
+        self.options = options
+        self.apply = options.apply_chat_template
+        if self.apply and not self.tokenizer.chat_template:
+            raise DataError(
+                f"{self.checkpoint}: the tokenizer has no chat template, and --apply-chat-template asks for one",
+                "add chat_template.jinja to the checkpoint, or leave --apply-chat-template out",
+            )
+        self.policy = options.special_tokens or ("text" if self.apply else "refuse")
+
+    def having(self, options: RenderOptions) -> "Renderer":
+        """The same tokenizer with the options of an evaluation set."""
+        if options == self.options:
+            return self
+        out = copy.copy(self)
+        out._take(options)
+        return out
 
     # -- what the buffer asks for -----------------------------------------------------------------------------------
 

@@ -119,6 +119,20 @@ class Generator:
         self.filter = hooks.Hook.load(path, "dynamic_filter") if path else None
         self.sample_hooks = [hooks.Hook.load(path, "sample_hook") for path in args.rollout_sample_hook_path or ()]
 
+    def having(self, args: types.SimpleNamespace, boundary: Boundary) -> "Generator":
+        """The same engines and rewards for an evaluation set with options of its own."""
+        return Generator(
+            args,
+            self.client,
+            self.rewards,
+            self.routed_experts_shape,
+            self.teacher,
+            boundary=boundary,
+            failures=self.failures,
+            watch=self.watch,
+            span=self.span,
+        )
+
     def sampling_params(self) -> dict[str, Any]:
         a = self.args
         return {

@@ -16,7 +16,7 @@ from slime_cli.rollout.concurrent import CANCEL_SECONDS
 
 OPTION = "--max-seconds-without-progress"
 FIRST_WARNING = 60.0
-"""Seconds; each warning comes after twice as long as the one before it."""
+"""Seconds; each warning of one standstill comes after twice as long as the one before it."""
 
 
 class Watch:
@@ -39,6 +39,7 @@ class Watch:
         finally:
             del self._under_way[key]
             self._moved = self._clock()
+            self._warn_after = FIRST_WARNING
 
     async def over[T](self, waiting: Awaitable[T], what: str, *, limit: float, say: Callable[[str], None]) -> T:
         """What ``waiting`` comes to; ``what`` names it. Raises UsageError or EngineError, and cancels it, once nothing

@@ -52,7 +52,7 @@ def first_device(resolved: Resolved, place: int, device: hardware.Device) -> int
     """
     s = resolved.slime
     wide = s.rollout_num_gpus_per_engine
-    alone = resolved.command == "serve-rollout" or s.colocate
+    alone = resolved.command == "serve-rollout" or s.colocate or s.debug_rollout_only
     first = place * wide + (0 if alone else s.actor_num_gpus_per_node)
     if alone or first + wide <= device.count or os.environ.get("RAY_ADDRESS"):
         return first

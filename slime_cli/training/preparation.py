@@ -18,6 +18,7 @@ from megatron.core import mpu
 from slime_cli.buffer.columns import TrainBatch
 from slime_cli.errors import UsageError
 from slime_cli.tracing.spans import Tracer
+from slime_cli.training import saved
 from slime_cli.training.algorithm import advantages, corrections, losses, user_weights
 from slime_cli.training.algorithm.versions import Writers
 from slime_cli.training.batching import packing
@@ -114,7 +115,7 @@ class Preparation:
             )
         # One step's own log-probabilities are the old ones, unless something wants them before it.
         needed = len(self.parts) > 1 or s.corrected or s.kl_coef or s.use_opd or s.use_routing_replay
-        needed = needed or "data_postprocess" in self.hooks
+        needed = needed or "data_postprocess" in self.hooks or s.save_debug_train_data
         if present if kept else needed:
             with self.tracer.span("log_probs"):
                 for mb, log_probs_R in self.log_probs(how=how):
@@ -153,7 +154,21 @@ class Preparation:
             found |= {"opd_reverse_kl": float(gap.mean()), "opd_gap_abs": float(np.abs(gap).mean())}
         if kl_R is not None:
             found["reward_kl"] = float(kl_R[shape.mask_R].mean()) if shape.mask_R.any() else 0.0
+        if s.save_debug_train_data:
+            self._save(s.save_debug_train_data, whole, {"advantages": advantages_R, "returns": returns_R})
         return found
+
+    def _save(self, template: str, whole: "Whole", columns_R: Mapping[str, np.ndarray]) -> None:
+        """``--save-debug-train-data``: gathered on every rank, written on one."""
+        read = {
+            "log_probs": whole.old_log_probs_R,
+            "ref_log_probs": whole.ref_log_probs_R if self.settings.reference else None,
+            "teacher_log_probs": whole.teacher_log_probs_R if self.settings.use_opd else None,
+            "values": whole.old_values_R if self.critic else None,
+            "rollout_log_probs": self.batch.rollout_log_probs_R,
+        }
+        if not mpu.get_data_parallel_rank(with_context_parallel=True) and not mpu.get_tensor_model_parallel_rank():
+            saved.write(template, self.rollout_id, self.batch, {**read, **columns_R})
 
     def _estimated(
         self,

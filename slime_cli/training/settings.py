@@ -85,6 +85,8 @@ class Settings:
     use_stateless_adam: bool = False
     on_nan_gradient: str = "fail"
 
+    save_debug_train_data: str | None = None
+
     rollout_data_postprocess_path: str | None = None
     custom_model_provider_path: str | None = None
     custom_megatron_init_path: str | None = None

@@ -132,3 +132,23 @@ def test_what_would_rewrite_the_past_is_refused_by_name(run):
             run,
         )
     assert "--num-rollout" not in caught.value.message and (run / layout.RUN).read_bytes() == before
+
+
+def test_an_evaluation_alone_is_finished_until_rollouts_are_asked_for(tmp_path):
+    attempts.claim(options("--num-rollout 0"), tmp_path)
+    trained(tmp_path, 0, finished=0)
+    (tmp_path / layout.SUMMARY).write_text("{}")
+    assert extending.finished(options("--num-rollout 0"), tmp_path)
+    assert not extending.finished(options("--num-rollout 2"), tmp_path)
+    assert not reopen(options("--num-rollout 2"), tmp_path) and not (tmp_path / layout.SUMMARY).exists()
+
+
+def test_rollouts_that_are_made_and_not_trained_count_as_made(tmp_path):
+    alone = BASE.replace("sft_loss", "policy_loss") + " --debug-rollout-only"
+    wanted = {n: resolve(f"{alone} --num-rollout {n}".split()) for n in (3, 4)}
+    attempts.claim(wanted[3], tmp_path)
+    trained(tmp_path, 0, finished=3)
+    (tmp_path / layout.SUMMARY).write_text("{}")
+    assert extending.finished(wanted[3], tmp_path) and not extending.finished(wanted[4], tmp_path)
+    assert reopen(wanted[4], tmp_path) == ["train: 3 rollouts are made, 4 are asked for"]
+    assert finished_with(tmp_path) is None

@@ -2,13 +2,14 @@
 unknown key or a value that the option would not take is named with its place; 3. what would have no effect is an error.
 """
 
+import json
 import pathlib
 
 import pytest
 
 from slime_cli.errors import UsageError
 from slime_cli.options.checks import check
-from slime_cli.options.evaluations import KEYS, evaluation_sets, longest_answer
+from slime_cli.options.evaluations import KEYS, evaluation_sets
 from tests.options.test_checks import resolved
 
 FILE = """
@@ -40,6 +41,13 @@ def test_a_set_wins_over_the_defaults_and_these_over_the_options(tmp_path):
     aime, gpqa = evaluation_sets(found.slime)
     assert (aime.name, aime.path) == ("aime", "aime.jsonl") and gpqa.path == "gpqa.jsonl@[:5]"
     assert aime.settings() == {
+        "apply_chat_template": False,
+        "apply_chat_template_kwargs": {},
+        "custom_generate_function_path": None,
+        "max_context_len": None,
+        "max_prompt_len": None,
+        "stop": None,
+        "stop_token_ids": None,
         "n_samples_per_eval_prompt": 4,
         "temperature": 0.6,
         "top_p": 0.5,
@@ -52,16 +60,32 @@ def test_a_set_wins_over_the_defaults_and_these_over_the_options(tmp_path):
     assert (aime.options.eval_label_key, gpqa.options.eval_label_key) == ("answer", "target")
     assert aime.metadata == {"source": 7, "deep": {"a": True}, "rm_type": "deepscaler"}
     assert gpqa.metadata["custom_rm_path"] == "my.score" and "rm_type" not in gpqa.metadata
-    assert longest_answer(found.slime) == max(40, found.slime.eval_max_response_len or 0)
 
 
 def test_every_key_is_an_option_that_the_set_overrides(tmp_path):
-    values = {"temperature": 0.5, "top_p": 0.5}
-    one = [f"    {key}: {'k' if key.endswith('_key') else values.get(key, 9)}" for key in KEYS]
+    values = dict.fromkeys(KEYS, 9) | {key: "k" for key in KEYS if key.endswith(("_key", "_path"))}
+    values |= {"temperature": 0.5, "top_p": 0.5, "stop": ["a", "b c"], "stop_token_ids": [3]}
+    values |= {"apply_chat_template": True, "apply_chat_template_kwargs": {"thinking": False}}
+    one = [f"    {key}: {json.dumps(value)}" for key, value in values.items()]
     text = "\n".join(["datasets:", "  - name: a", "    path: b.jsonl", *one])
     (found,) = evaluation_sets(resolved(f"--eval-config {written(tmp_path, text)}").slime)
     for key, dest in KEYS.items():
-        assert getattr(found.options, dest) == ("k" if key.endswith("_key") else values.get(key, 9))
+        assert getattr(found.options, dest) == values[key]
+
+
+def test_a_flag_is_taken_back_for_one_set_and_a_prompt_leaves_room_in_each(tmp_path):
+    text = """
+    defaults: {max_context_len: 20}
+    datasets:
+      - {name: a, path: a.jsonl, apply_chat_template: false}
+      - {name: b, path: b.jsonl, max_prompt_len: 5}
+    """
+    words = f"--eval-config {written(tmp_path, text)} --apply-chat-template"
+    plain, chat = evaluation_sets(resolved(words).slime)
+    assert (plain.options.apply_chat_template, chat.options.apply_chat_template) == (False, True)
+    assert (plain.options.eval_max_prompt_len, chat.options.eval_max_prompt_len) == (19, 5)
+    narrow, _ = evaluation_sets(resolved(f"{words} --eval-max-prompt-len 7").slime)
+    assert narrow.options.eval_max_prompt_len == 7
 
 
 ONE = "{name: a, path: b.jsonl"
@@ -79,7 +103,8 @@ ONE = "{name: a, path: b.jsonl"
         (f"eval: {{datasets: [{ONE}}}]}}\nother: 1", "unknown key `other`"),
         (f"datasets: [{ONE}, temperatur: 1}}]", "set 1: unknown key `temperatur` (did you mean 'temperature'?)"),
         (f"defaults: {{name: x}}\ndatasets: [{ONE}}}]", "defaults: unknown key `name`"),
-        (f"datasets: [{ONE}, stop: [x]}}]", "`stop` holds for all sets"),
+        (f"datasets: [{ONE}, apply_chat_template: 3}}]", "apply_chat_template is a flag"),
+        (f"datasets: [{ONE}, stop_token_ids: [-1]}}]", "stop_token_ids is -1"),
         ("datasets: [{path: b}]", "set 1 has no name"),
         ("datasets: [{name: b, path: }]", "set 1 has no path"),
         (f"datasets: [{ONE}}}, {ONE}}}]", "two sets are called 'a'"),

@@ -11,8 +11,9 @@ NOT_READERS = {
     *(PACKAGE / "options" / name for name in ("own.py", "render.py", "memory.py", "derive.py", "not_yet.py")),
     *(PACKAGE / "options" / "groups").glob("*.py"),
 }
-ONLY_FOR_OTHERS = {"num_steps_per_rollout", "eval_prompt_data"}
-"""Dests that others read through options/derive.py: the global batch size that it makes, and the sets by name."""
+ONLY_FOR_OTHERS = {"num_steps_per_rollout", "eval_prompt_data", "debug_train_only"}
+"""Dests that others read through options/derive.py: the global batch size that it makes, and the sets by name; and
+through SlimeOptions.generates."""
 SETTLED = {option.dest for option in own.OPTIONS if option.group == "launch-script"}
 """Accepted only where they ask for what is so anyway: the checks, or their choices, are all that reads them."""
 

@@ -69,5 +69,15 @@ def test_generation_beside_training_is_one_rollout_behind_unless_told_otherwise(
     ],
 )
 def test_a_surplus_that_the_bound_does_not_allow_is_a_warning(values, said):
-    found = checked(over_sampling_batch_size=16, partial_rollout=True, **values)
+    partial = values.get("schedule") != "async"
+    found = checked(over_sampling_batch_size=16, partial_rollout=partial, **values)
     assert (len(found) == 1 and said in found[0]) if said else not found
+
+
+@pytest.mark.parametrize(("schedule", "masked", "warns"), [("async", False, 1), ("async", True, 0), ("sync", False, 0)])
+def test_partial_rollouts_have_nothing_to_give_back_where_groups_flow(schedule, masked, warns):
+    given = dict(schedule=schedule, max_staleness=4, partial_rollout=True, mask_offpolicy_in_partial_rollout=masked)
+    found = checked(**given)
+    assert [text.startswith("--partial-rollout has no effect with --schedule async") for text in found] == [
+        True
+    ] * warns

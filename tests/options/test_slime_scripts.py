@@ -56,7 +56,6 @@ REASONS = {
     "--data-pad-size-multiplier": "--max-tokens-per-gpu bounds a micro-batch",
     "--num-layers": "is not a multiple of --pipeline-model-parallel-size",
     "": "cannot be split into expert tensor 1 x expert 8 x pipeline 2",
-    "--save-debug-rollout-data": "holds every sample",
     "--update-weight": "",
 }
 """Beginning of an option -> words of the reason why it is refused: a model or a feature that is not there. Megatron

@@ -123,7 +123,7 @@ def options(path, script=None, *, generate="agent", reward="exact", **changes):
         " rollout_temperature rollout_top_p rollout_top_k rollout_max_response_len rollout_stop rollout_stop_token_ids"
         " use_top_p_replay rollout_skip_special_tokens mask_offpolicy_in_partial_rollout eval_temperature eval_top_p"
         " eval_top_k eval_min_new_tokens eval_max_response_len eval_reward_key rollout_max_context_len"
-        " eval_max_context_len"
+        " eval_max_context_len eval_max_prompt_len apply_chat_template apply_chat_template_kwargs"
     )
     given = {
         "custom_generate_function_path": path(generate),

@@ -83,10 +83,10 @@ async def test_who_cancels_the_waiting_cancels_what_is_waited_for():
 
 async def test_it_is_said_each_time_after_twice_as_long(monkeypatch):
     monkeypatch.setattr(watches, "FIRST_WARNING", 0.01)
-    said = []
     watch = Watch()
-    for _ in range(2):
+    for _ in range(2):  # a standstill after another begins with the first warning again
+        said = []
         with watch.at("calls of f"), pytest.raises(EngineError):
             await over(watch, never(), limit=0.1, say=said.append)
-    assert 1 <= len(said) <= 4  # after 0.01, 0.02, 0.04 and 0.08 s, once each
-    assert said[0].startswith("warning: rollout 3: nothing has ended for 0 s. Under way: calls of f: 1")
+        assert 1 <= len(said) <= 4  # after 0.01, 0.02, 0.04 and 0.08 s, once each
+        assert said[0].startswith("warning: rollout 3: nothing has ended for 0 s. Under way: calls of f: 1")

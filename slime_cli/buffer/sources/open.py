@@ -25,6 +25,7 @@ from slime_cli.buffer.sources.files import (
 )
 from slime_cli.buffer.sources.gym import GymSource
 from slime_cli.buffer.sources.users import UserSource
+from slime_cli.buffer.types import PromptRow
 from slime_cli.errors import DataError, UsageError
 from slime_cli.options.evaluations import evaluation_sets
 from slime_cli.options.groups import SlimeOptions
@@ -64,11 +65,25 @@ def open_source(
     return _open_path(uri, base, contract, window, on_bad_row)
 
 
+class NoPrompts(PromptSource):
+    """The source of a phase that deals none: it only evaluates, or trains on saved rollouts."""
+
+    def __init__(self) -> None:
+        super().__init__("no prompts")
+
+    def _get(self, good: int) -> PromptRow:
+        raise IndexError(good)
+
+    def fingerprint(self) -> str:
+        return self.name
+
+
 def prompts_of(s: SlimeOptions) -> PromptSource:
     """``--prompt-data``, or the class of ``--data-source-path``. ``s``: slime's options by dest, here and below."""
     if s.data_source_path:
         return UserSource(s.data_source_path, types.SimpleNamespace(**vars(s)))
-    assert s.prompt_data is not None and s.input_key is not None
+    if not s.prompt_data and (s.num_rollout == 0 or s.load_debug_rollout_data):
+        return NoPrompts()
     return _opened(s, s.prompt_data, s.input_key, s.label_key, s.tool_key)
 
 

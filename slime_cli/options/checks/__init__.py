@@ -11,6 +11,7 @@ from slime_cli.options.checks import (
     algorithm,
     batch,
     bounds,
+    debug,
     functions,
     needs,
     off_policy,
@@ -31,7 +32,7 @@ NUMBERS: tuple[Check, ...] = (bounds.bounds, bounds.texts)
 """The other checks rely on these: they are asked only when these have found nothing."""
 ALWAYS: tuple[Check, ...] = (batch.required, placement.cluster)
 """For every command that resolves options."""
-SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, schedule, weights, functions, needs)
+SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, schedule, weights, functions, debug, needs)
 TRAIN = (*ALWAYS, *(check for subject in SUBJECTS for check in subject.TRAIN))
 
 

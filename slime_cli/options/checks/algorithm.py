@@ -38,7 +38,8 @@ def algorithm(r: Resolved) -> Iterator[Problem | str]:
             "keep it in the reward or in the loss",
         )
     compared = s.advantage_estimator in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
-    if s.n_samples_per_prompt == 1 and s.rewards_normalization and compared:
+    learns = s.num_rollout != 0 and not s.debug_rollout_only
+    if s.n_samples_per_prompt == 1 and s.rewards_normalization and compared and learns:
         yield (
             "--n-samples-per-prompt 1: compared within its group every reward is 0, and nothing is learnt",
             "raise it, or give --disable-rewards-normalization",

@@ -13,7 +13,8 @@ def required(r: Resolved) -> Iterator[Problem | str]:
         yield "--hf-checkpoint is missing", "give the Hugging Face folder of the model"
     if r.command != "train":
         return
-    if not (r.slime.prompt_data or r.slime.data_source_path):
+    dealt = r.slime.num_rollout != 0 and not r.slime.load_debug_rollout_data
+    if dealt and not (r.slime.prompt_data or r.slime.data_source_path):
         yield "--prompt-data is missing", "give a file of prompts, or reasoning-gym:TASK"
     if r.slime.num_rollout is None and r.slime.num_epoch is None:
         yield "--num-rollout is missing", "say how many rollout steps to run, or give --num-epoch"

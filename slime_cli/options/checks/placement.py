@@ -50,7 +50,7 @@ def cluster(r: Resolved) -> Iterator[Problem | str]:
         unused += [f"--{dest.replace('_', '-')}" for dest in own if r.origins[f"slime.{dest}"] == "flag"]
         if unused:
             yield no_effect(unused, "with --rollout-endpoint: they are for `slime serve-rollout`")
-    elif devices == 0 and r.slime.loss_type != "sft_loss":
+    elif devices == 0 and r.slime.loss_type != "sft_loss" and not r.slime.debug_train_only:
         yield (
             "--rollout-num-gpus is 0 and there is no --rollout-endpoint",
             "something must generate: give one of the two",

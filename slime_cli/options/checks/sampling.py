@@ -9,6 +9,7 @@ from slime_cli.options.checks.common import Problem, no_effect
 from slime_cli.options.checks.functions import of_user
 from slime_cli.options.checks.off_policy import cut
 from slime_cli.options.evaluations import evaluation_sets
+from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
 
 
@@ -29,7 +30,7 @@ def sampling(r: Resolved) -> Iterator[Problem | str]:
 
 def reward(r: Resolved) -> Iterator[Problem | str]:
     s = r.slime
-    builtin = str(s.prompt_data or "").startswith("reasoning-gym:")
+    builtin = all(uri.startswith("reasoning-gym:") for uri in _unrewarded(s))
     if s.loss_type != "sft_loss" and not (s.rm_type or s.custom_rm_path or builtin):
         if of_user(s.rollout_function_path):
             pass  # it rewards what it generates
@@ -46,6 +47,19 @@ def reward(r: Resolved) -> Iterator[Problem | str]:
         yield f"--rm-url {s.rm_url}: not an address", "write http://HOST:PORT/PATH"
     if s.group_rm and not s.custom_rm_path:
         yield "--group-rm needs --custom-rm-path", "built-in rewards look at one sample"
+
+
+def _unrewarded(s: SlimeOptions) -> list[str]:
+    """Sources whose samples no option of their own rewards: the prompts that are trained, or those of an evaluation
+    alone."""
+    if s.load_debug_rollout_data:
+        return []
+    if s.num_rollout != 0:
+        return [s.prompt_data or ""]
+    try:
+        return [one.path for one in evaluation_sets(s) if not one.metadata.keys() & {"rm_type", "custom_rm_path"}]
+    except UsageError:
+        return []  # said elsewhere
 
 
 def evaluation(r: Resolved) -> Iterator[Problem | str]:

@@ -11,6 +11,8 @@ def staleness(r: Resolved) -> Iterator[Problem | str]:
     bound = s.max_staleness
     if s.loss_type == "sft_loss" or bound is None:
         return
+    if s.schedule == "async" and s.partial_rollout and not s.mask_offpolicy_in_partial_rollout:
+        yield no_effect(["--partial-rollout"], "with --schedule async: no rollout ends what another one needs")
     if s.schedule == "one-step-off" and bound < 1:
         yield (
             f"--schedule one-step-off with --max-staleness {bound}: each rollout is generated while the one before is"

@@ -44,11 +44,9 @@ def settled(r: Resolved) -> Iterator[Problem | str]:
     yield from _vocabulary(r.megatron)
     yield from _spec(r.megatron.get("spec"))
     yield from _rollout_function(r)
-    for name in ("debug_train_only", "compute_advantages_and_returns"):
-        other = getattr(s, name) != own.by_dest()[name].default
-        if other and s.loss_type != "sft_loss":
-            fix = "it goes with --loss-type sft_loss: leave it out"
-            yield f"{own.flag(name)} with --loss-type {s.loss_type}", fix
+    if not s.compute_advantages_and_returns and s.loss_type != "sft_loss":
+        fix = "it goes with --loss-type sft_loss: leave it out"
+        yield f"{own.flag('compute_advantages_and_returns')} with --loss-type {s.loss_type}", fix
     for why in dict.fromkeys(IDLE.values()):
         names = [name for name, reason in IDLE.items() if reason == why and getattr(s, name)]
         if flags := [own.flag(name) for name in names if not (name == "loss_mask_type" and s.loss_type in POLICIES)]:
@@ -113,18 +111,26 @@ def _fully_async(r: Resolved) -> Iterator[Problem | str]:
         )
 
 
-def exports(r: Resolved) -> Iterator[Problem | str]:
-    given = r.slime.save_hf
+EACH = ("save_debug_rollout_data", "save_debug_train_data")
+"""Options whose file would be written over by the next rollout's without {rollout_id}."""
+
+
+def templates(r: Resolved) -> Iterator[Problem | str]:
+    """Paths in which {rollout_id} becomes a rollout's number."""
+    for dest in ("save_hf", "load_debug_rollout_data", *EACH):
+        if given := getattr(r.slime, dest):
+            yield from _template(own.flag(dest), given, needed=dest in EACH and r.slime.num_rollout != 1)
+
+
+def _template(flag: str, given: str, needed: bool) -> Iterator[Problem]:
     try:
-        folders = [given.format(rollout_id=rollout_id) for rollout_id in (0, 1)] if given else []
+        paths = [given.format(rollout_id=rollout_id) for rollout_id in (0, 1)]
     except (KeyError, IndexError, ValueError, AttributeError) as error:
-        yield (
-            f"--save-hf {given}: {error!r}",
-            "only {rollout_id} stands for something in it: {rollout_id}, {rollout_id:04d}",
-        )
+        fix = "only {rollout_id} stands for something in it: {rollout_id}, {rollout_id:04d}"
+        yield f"{flag} {given}: {error!r}", fix
         return
-    if "{" in (given or "") and folders[0] == folders[1]:
-        yield f"--save-hf {given} is {folders[0]} for every rollout", "write {rollout_id} in it, in single braces"
+    if (needed or "{" in given) and paths[0] == paths[1]:
+        yield f"{flag} {given} is {paths[0]} for every rollout", "write {rollout_id} in it, in single braces"
 
 
-TRAIN = (settled, exports)
+TRAIN = (settled, templates)

@@ -9,6 +9,7 @@ from slime_cli.options.groups.algorithm import Algorithm
 from slime_cli.options.groups.batch import Batch
 from slime_cli.options.groups.cluster import Cluster
 from slime_cli.options.groups.data import Data
+from slime_cli.options.groups.debug import Debug
 from slime_cli.options.groups.evaluation import Evaluation
 from slime_cli.options.groups.functions import Functions
 from slime_cli.options.groups.launch_script import LaunchScript
@@ -39,10 +40,16 @@ class SlimeOptions(
     Weights,
     Functions,
     Run,
+    Debug,
     Tracking,
     LaunchScript,
 ):
     """Every option of slime's own, resolved. A value that differs is made by ``dataclasses.replace``."""
+
+    @property
+    def generates(self) -> bool:
+        """There are engines: samples are generated, or answers to evaluate."""
+        return self.loss_type != "sft_loss" and not self.debug_train_only
 
 
 GROUPS = SlimeOptions.__bases__

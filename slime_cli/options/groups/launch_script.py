@@ -23,9 +23,6 @@ class LaunchScript:
     loss_mask_type: Literal["qwen", "qwen3", "qwen3_5", "distill_qwen"] | None = option(
         None, "The template's kind, which the chat template itself says anyway.", needs=SUPERVISED, resume="free"
     )
-    debug_train_only: bool = option(
-        False, "Start no engines; with --loss-type sft_loss none is started anyway.", resume="free"
-    )
     compute_advantages_and_returns: bool = option(
         True, "Compute no advantages; sft_loss has none anyway.", flag="--disable-compute-advantages-and-returns"
     )

@@ -9,7 +9,9 @@ from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, POLICY, PO
 class Rollout:
     """How many rollouts there are, and how their answers are generated."""
 
-    num_rollout: int | None = option(None, "Rollout steps to run.", bounds=AT_LEAST_1, resume="free")
+    num_rollout: int | None = option(
+        None, "Rollout steps to run; 0 evaluates and trains nothing.", bounds=AT_LEAST_0, resume="free"
+    )
     num_epoch: int | None = option(
         None, "Passes over the prompts, when --num-rollout is not given.", bounds=AT_LEAST_1, resume="free"
     )
