@@ -53,7 +53,8 @@ class Group:
         self._store = TCPStore(
             self._host, port, size, True, patience, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        asked = Posting([r.url for r in receivers], "/init_weights_update_group", PATIENCE)
+        session = engine_api.Session(PATIENCE)
+        asked = Posting([r.url for r in receivers], "/init_weights_update_group", session)
         offsets = {r.url: 1 + sum(before.ranks for before in receivers[:i]) for i, r in enumerate(receivers)}
         common = {"master_address": self._host, "master_port": port, "world_size": size}
         common |= {"group_name": self.name, "backend": self.backend}
@@ -68,6 +69,7 @@ class Group:
             raise
         finally:
             asked.close()
+            session.close()
 
     def _join(self, size: int, patience: datetime.timedelta) -> None:
         """With the keys that torch's own functions, by which engines join, put into the store."""

@@ -17,14 +17,14 @@ AHEAD = 2
 
 
 class Posting:
-    """``path`` of every request. ``timeout``: seconds for one answer."""
+    """``path`` of every request. ``session``: the caller's, which says how long an answer is waited for."""
 
-    def __init__(self, urls: Sequence[str], path: str, timeout: float) -> None:
+    def __init__(self, urls: Sequence[str], path: str, session: engine_api.Session) -> None:
         self.path = path
         self.left = list(urls)
         """Engines that have not failed."""
         self.failed: dict[str, str] = {}
-        self._session = engine_api.Session(timeout)
+        self._session = session
         self._pool = concurrent.futures.ThreadPoolExecutor(AHEAD * max(1, len(urls)), "posting")
         self._waiting: collections.deque[list[tuple[str, concurrent.futures.Future[None]]]] = collections.deque()
 
@@ -47,7 +47,6 @@ class Posting:
     def close(self) -> None:
         """What is unanswered is not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._session.close()
 
     def _take(self, jobs: Sequence[tuple[str, concurrent.futures.Future[None]]]) -> None:
         for url, job in jobs:

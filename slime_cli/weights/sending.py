@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import distributed
 
+from slime_cli import engine_api
 from slime_cli.weights import buckets, engine_tensors, shared
 from slime_cli.weights.group import BrokenError, Group
 from slime_cli.weights.held import Rank
@@ -31,6 +32,7 @@ class Sender:
         self._shared = buckets.Buffers(lambda size: shared.Shared(size, device))
         self._own = buckets.Buffers(lambda size: _Own(size, device))
         self._group: Group | None = None
+        self._session = engine_api.Session(LOAD_TIMEOUT)
         self._texts: dict[int, tuple[bool, list[shared.Opening], list[buckets.Place], list[str]]] = {}
 
     def send(self, named: Named, how: Sending, most: int) -> dict[str, str]:
@@ -49,7 +51,8 @@ class Sender:
 
     def _into_shared(self, named: Named, how: Sending, most: int, together: bool) -> dict[str, str]:
         """Buffers that engines open. ``together``: those of several ranks, each of which has all tensors."""
-        posting = Posting([r.url for r in how.receivers] if self.rank == 0 else [], _FROM_TENSOR, LOAD_TIMEOUT)
+        urls = [receiver.url for receiver in how.receivers]
+        posting = Posting(urls if self.rank == 0 else [], "/update_weights_from_tensor", self._session)
         sources = {receiver.url: receiver.sources for receiver in how.receivers}
         form = {"load_format": "direct" if how.tensors else "flattened_bucket", "flush_cache": False}
         pieces = _as_kept(named, how.tensors) if how.tensors else _whole(named)
@@ -83,7 +86,7 @@ class Sender:
     def _over_group(self, named: Named, how: Sending, most: int) -> dict[str, str]:
         """Broadcasts to all engines at once: they have the weights together, or none of them has."""
         left = iter(named)
-        posting = Posting([r.url for r in how.receivers], "/update_weights_from_distributed", LOAD_TIMEOUT)
+        posting = Posting([r.url for r in how.receivers], "/update_weights_from_distributed", self._session)
         try:
             group = self._joined(how.receivers)
             for bucket in buckets.packed(_whole(left), self._own, limit=how.buffer, most=most, mixed=False):
@@ -121,7 +124,6 @@ class Sender:
         return self._group
 
 
-_FROM_TENSOR = "/update_weights_from_tensor"
 _TENSORS = "serialized_named_tensors"
 
 

@@ -17,6 +17,7 @@ import math
 import os
 import pickle
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -33,25 +34,21 @@ class Shared:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.device = device
-        self._file: int | None = None
         if device.type == "cuda":
             self.flat = torch.empty(size, dtype=torch.uint8, device=device)
             self.opening = _on_gpu(self.flat)
         else:
-            self._file = os.memfd_create("slime-weights")
-            os.ftruncate(self._file, size)
+            file = os.memfd_create("slime-weights")
+            weakref.finalize(self, os.close, file)
+            os.ftruncate(file, size)
             opened = functools.partial(torch.from_file, shared=True, size=size, dtype=torch.uint8)
-            self.flat = opened(f"/proc/self/fd/{self._file}")
-            self.opening = (opened, (f"/proc/{os.getpid()}/fd/{self._file}",))
+            self.flat = opened(f"/proc/self/fd/{file}")
+            self.opening = (opened, (f"/proc/{os.getpid()}/fd/{file}",))
 
     def written(self) -> None:
         """Returns when the bytes are there for others."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-
-    def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
 
 
 def _on_gpu(flat: torch.Tensor) -> Opening:

@@ -56,6 +56,7 @@ class Memory:
         self.name: str = name
         self.buffer = buffer
         self._learner: Learner | None = None
+        self._session = engine_api.Session(TIMEOUT)
         self._brackets = functools.cache(_brackets)
         self._proven: tuple[str, ...] = ()
         """The engines' own names of their tensors: for each it was shown how it is made of the trainer's."""
@@ -71,7 +72,7 @@ class Memory:
         ranks = tuple(version.learner.devices()) if self.way == "ipc" else ()
         receivers = engine_api.each(engines, lambda url: self._receiver(url, ranks))
         bracketed = [url for url, needed in zip(engines, engine_api.each(engines, self._brackets)) if needed]
-        engine_api.each(engines, lambda url: _name(url, version.name + SPOILT))
+        engine_api.each(engines, lambda url: self._name(url, version.name + SPOILT))
         engine_api.each(bracketed, lambda url: _bracket(url, "begin"))
         alone = self.way == "ipc" and all(receiver.ranks == 1 for receiver in receivers)
         tensors = self._proven if alone and set(engines) <= self._proven_in else ()
@@ -85,9 +86,13 @@ class Memory:
                 _bracket(url, "end")
             if flush:
                 engine_api.flush(url)
-            _name(url, version.name)
+            self._name(url, version.name)
 
         engine_api.each(engines, end)
+
+    def _name(self, url: str, version: str) -> None:
+        body = {"new_version": version, "abort_all_requests": False}
+        self._session.done(url, "/update_weight_version", body)
 
     def verify(self, version: Version, engines: Sequence[str]) -> list[Proof]:
         assert isinstance(version, InMemory)
@@ -196,8 +201,3 @@ def _brackets(url: str) -> bool:
 
 def _bracket(url: str, which: Literal["begin", "end"]) -> None:
     engine_api.require(url, f"/{which}_weight_update", {}, LOAD_TIMEOUT)
-
-
-def _name(url: str, version: str) -> None:
-    body = {"new_version": version, "abort_all_requests": False}
-    engine_api.require(url, "/update_weight_version", body, TIMEOUT)
