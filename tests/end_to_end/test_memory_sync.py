@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from slime_cli import engine_api, manifests
 from slime_cli.errors import EngineError
+from slime_cli.serving import control
 from slime_cli.weights import posting
 from slime_cli.weights.transports.memory import SPOILT, Memory
 from tests.end_to_end.conftest import slime, start
@@ -100,6 +101,31 @@ def test_bit_for_bit_and_spoilt_weights_are_restored(url, weights, way, buffer):
     transport.close()
     answer = engine_api.post(url, "/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}}, 60)
     assert answer.json()["meta_info"]["weight_version"] == "v000007"
+
+
+def test_a_paused_engine_continues_its_requests_with_the_new_weights(url, weights):
+    learner = MemoryRank(moved(weights, 0.04), step=5)
+    transport = Memory("ipc")
+    sampling = {"max_new_tokens": 400, "ignore_eos": True}
+    body = {"input_ids": [5, 6, 7], "sampling_params": sampling, "stream": True}
+    chunks = []
+    with (
+        httpx.Client(trust_env=False, timeout=120) as client,
+        client.stream("POST", url + "/generate", json=body) as answer,
+    ):
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                meta = json.loads(line.removeprefix("data: "))["meta_info"]
+                chunks.append((meta["completion_tokens"], meta["weight_version"]))
+            if len(chunks) == 10:
+                control.pause([url], "retract")
+                version = transport.write(learner, 5)
+                transport.send(version, [url], flush=False)
+                assert [proof.kind for proof in transport.verify(version, [url])] == ["checksum"]
+                control.resume([url])
+    assert chunks[-1] == (400, "v000005") and chunks[0][1] != "v000005"
+    assert not any(version.endswith(SPOILT) for _, version in chunks), "no token is of a part of a version"
+    engine_api.flush(url)
 
 
 # -- 3 -----------------------------------------------------------------------------------------------------------------

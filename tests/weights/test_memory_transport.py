@@ -216,14 +216,15 @@ def test_engines_with_other_layouts_are_refused_before_anything_is_changed(learn
 
 
 def test_memory_is_shared_on_one_machine(learner, engines, monkeypatch):
-    monkeypatch.setattr(learner, "devices", lambda: ["another-machine/"])
-    transport = Memory("ipc")
-    with pytest.raises(UsageError, match="a trainer rank is on another-machine"):
-        transport.send(transport.write(learner, 3), urls(engines), flush=True)
-    monkeypatch.undo()
-    monkeypatch.setattr(memory.addresses, "is_mine", lambda host: False)
-    with pytest.raises(UsageError, match="is on another machine"):
-        transport.send(transport.write(learner, 3), urls(engines), flush=True)
+    for owner, name, answer in (
+        (learner, "devices", lambda: ["another-machine/"]),
+        (memory.addresses, "is_mine", lambda host: False),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, answer)
+            transport = Memory("ipc")
+            with pytest.raises(UsageError, match="are not all on this machine"):
+                transport.send(transport.write(learner, 3), urls(engines), flush=True)
     assert not any(engine.posted for engine in engines)
 
 
@@ -231,11 +232,13 @@ def test_on_gpus_each_rank_of_an_engine_has_the_trainer_rank_on_the_same_one(mon
     monkeypatch.setattr(memory.hardware, "gpus", lambda: ["aa", "bb", "cc"])
     here = [f"{memory.os.uname().nodename}/{gpu}" for gpu in ("cc", "bb")]
     engine = MemoryEngine(weights(), ranks=2, device="cuda", base_gpu_id=1)
-    assert memory.receiver(engine.url, here).sources == (1, 0)
-    assert memory.receiver(engine.url, []).sources == (0, 0), "a group needs no GPU in common"
+    assert memory.receiver(engine.url, here, "ipc").sources == (1, 0)
+    with pytest.raises(UsageError, match="NCCL takes no two processes there"):
+        memory.receiver(engine.url, here, "nccl")
     engine.answers["/server_info"]["base_gpu_id"] = 0
-    with pytest.raises(UsageError, match="computes on GPU 0, where no trainer rank is"):
-        memory.receiver(engine.url, here)
+    with pytest.raises(UsageError, match="computes on GPU aa, where no trainer rank is"):
+        memory.receiver(engine.url, here, "ipc")
+    assert memory.receiver(engine.url, here, "nccl").sources == (0, 0), "a group needs no GPU in common"
     engine.end()
 
 

@@ -56,6 +56,8 @@ class Memory:
         self.name: str = name
         self.buffer = buffer
         self._learner: Learner | None = None
+        self._ranks: tuple[str, ...] = ()
+        """What :meth:`Learner.devices` says."""
         self._session = engine_api.Session(TIMEOUT)
         self._brackets = functools.cache(_brackets)
         self._proven: tuple[str, ...] = ()
@@ -69,8 +71,8 @@ class Memory:
 
     def send(self, version: Version, engines: Sequence[str], *, flush: bool) -> None:
         assert isinstance(version, InMemory), f"{version.name} is not in memory"
-        ranks = tuple(version.learner.devices()) if self.way == "ipc" else ()
-        receivers = engine_api.each(engines, lambda url: self._receiver(url, ranks))
+        self._ranks = self._ranks or tuple(version.learner.devices())
+        receivers = engine_api.each(engines, lambda url: self._receiver(url, self._ranks, self.way))
         bracketed = [url for url, needed in zip(engines, engine_api.each(engines, self._brackets)) if needed]
         engine_api.each(engines, lambda url: self._name(url, version.name + SPOILT))
         engine_api.each(bracketed, lambda url: _bracket(url, "begin"))
@@ -143,50 +145,62 @@ class InTrainer:
         return self._found[asked]
 
 
-def receiver(url: str, ranks: Sequence[str]) -> Receiver:
+def receiver(url: str, ranks: Sequence[str], way: Literal["ipc", "nccl"]) -> Receiver:
     """The engine as one that takes weights from memory. ``ranks``: of the trainer, what :meth:`Learner.devices` says
-    of them where memory is shared; empty where it is not. Raises UsageError for an engine that cannot."""
+    of them. Raises UsageError for an engine that cannot."""
     server = engine_api.get(url, "/server_info")
     for option, plain in _PLAIN.items():
         if (found := server.get(option) or plain) != plain:
             flag = f"--{option.replace('_', '-')} {found}"
             raise UsageError(f"{url} runs with {flag}: it takes weights from files alone", _DISK)
     sources = (0,) * int(server.get("tp_size") or 1)
-    if ranks:
-        _require_here(url, ranks)
-        if str(server.get("device")).startswith("cuda"):
-            sources = _by_device(url, server, ranks)
-    return Receiver(url, sources)
+    on_gpus = str(server.get("device")).startswith("cuda")
+    if way == "nccl":
+        if on_gpus and _here(url, ranks[:1]) and ranks[0].partition("/")[2] in _gpus(server):
+            raise UsageError(
+                f"--update-weight-transport nccl: {url} and the trainer's first rank are on one GPU, and NCCL takes no"
+                " two processes there",
+                "--update-weight-transport ipc is for engines on the trainer's GPUs",
+            )
+        return Receiver(url, sources)
+    if not _here(url, ranks):
+        raise UsageError(
+            f"--update-weight-transport ipc: {url} and the trainer's ranks are not all on this machine, and memory is"
+            " shared on one machine",
+            _DISK,
+        )
+    return Receiver(url, _by_device(url, server, ranks) if on_gpus else sources)
 
 
 _PLAIN: dict[str, Any] = {"pp_size": 1, "dp_size": 1, "nnodes": 1, "quantization": None}
 """Options of an engine with which its ranks share tensors in other ways, or repack them once they are loaded."""
 
 
-def _require_here(url: str, ranks: Sequence[str]) -> None:
+def _here(url: str, ranks: Sequence[str]) -> bool:
+    """The engine and all of these trainer ranks are on this machine."""
     here = os.uname().nodename
-    host = urllib.parse.urlsplit(url).hostname or ""
-    others = [rank for rank in ranks if rank.partition("/")[0] != here]
-    if others or not addresses.is_mine(host):
-        where = f"a trainer rank is on {others[0].partition('/')[0]}" if others else f"{url} is on another machine"
-        raise UsageError(f"--update-weight-transport ipc: {where}, and memory is shared on one machine", _DISK)
+    mine = addresses.is_mine(urllib.parse.urlsplit(url).hostname or "")
+    return mine and all(rank.partition("/")[0] == here for rank in ranks)
+
+
+def _gpus(server: dict[str, Any]) -> list[str]:
+    """The GPU of each rank of an engine on this machine, as :meth:`Learner.devices` names them."""
+    known = hardware.gpus()
+    first, step = int(server.get("base_gpu_id") or 0), int(server.get("gpu_id_step") or 1)
+    places = [first + place * step for place in range(int(server.get("tp_size") or 1))]
+    return [known[place] if place < len(known) else f"number {place}" for place in places]
 
 
 def _by_device(url: str, server: dict[str, Any], ranks: Sequence[str]) -> tuple[int, ...]:
     """For each rank of the engine, the trainer rank on the same GPU."""
-    gpus = hardware.gpus()
     by_gpu = {rank.partition("/")[2]: number for number, rank in enumerate(ranks)}
-    found = []
-    for place in range(int(server.get("tp_size") or 1)):
-        index = int(server.get("base_gpu_id") or 0) + place * int(server.get("gpu_id_step") or 1)
-        gpu = gpus[index] if index < len(gpus) else ""
-        if gpu not in by_gpu:
-            raise UsageError(
-                f"--update-weight-transport ipc: {url} computes on GPU {index}, where no trainer rank is",
-                "--colocate puts them on the same GPUs; --update-weight-transport nccl needs that not",
-            )
-        found.append(by_gpu[gpu])
-    return tuple(found)
+    gpus = _gpus(server)
+    if others := [gpu for gpu in gpus if gpu not in by_gpu]:
+        raise UsageError(
+            f"--update-weight-transport ipc: {url} computes on GPU {others[0]}, where no trainer rank is",
+            "--colocate puts them on the same GPUs; --update-weight-transport nccl is for others",
+        )
+    return tuple(by_gpu[gpu] for gpu in gpus)
 
 
 def _brackets(url: str) -> bool:
