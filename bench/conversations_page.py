@@ -26,7 +26,8 @@ it. A test reads every example of this page: no word of a system message, a user
 each turn that is to be trained is, and what comes before it is the prompt as transformers renders it.
 
 - `--on-rewritten-turns fan-out` (as here): where the template rewrites earlier turns, each stretch that only grows is a
-  sample; they are siblings of one trajectory and share one denominator in the loss. `refuse`: the row is an error.
+  sample; they are siblings of one trajectory and share one denominator in the loss. `keep`: one sample in which each
+  turn stays as it was trained, as a function that appends tokens samples it. `refuse`: the row is an error.
 - `--opened-thinking fill` (as here): where the generation prompt opens `<think>` and the template's own turn does not,
   the answer fills and closes it. `cut`: the opening is left out of the prompt. `refuse`: the row is an error.
 - `--special-tokens-in-data text` (as here): a control token that a row's own strings spell is text, in prompts for

@@ -62,9 +62,9 @@ class Tokens:
         """The first control token whose text is in a string of ``value``."""
         return next((match[0] for text in strings(value) if (match := self._whole.search(text))), None)
 
-    def last(self, text: str) -> int:
-        """Where the last control token of a text begins; 0 where it has none."""
-        return max((match.start() for match in self._whole.finditer(text)), default=0)
+    def places(self, text: str) -> list[re.Match[str]]:
+        """The control tokens of a text."""
+        return list(self._whole.finditer(text))
 
     def mark(self, value: Any) -> Any:
         """``value`` with every control token in its strings marked, and every half of one at their ends. Raises

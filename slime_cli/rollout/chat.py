@@ -100,7 +100,7 @@ class RenderOptions:
     apply_chat_template: bool
     template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     rewritten_turns: str = "fan-out"
-    """fan-out or refuse."""
+    """fan-out, keep or refuse."""
     opened_thinking: str = "fill"
     """fill, cut or refuse."""
     special_tokens: str | None = None

@@ -4,7 +4,7 @@ Invariants: a turn's tokens follow those of the prompt that an engine would be g
 leaves out of that prompt what the template's own turn has not); every trained turn ends in a token that ends a turn;
 all of a message is in what is trained of it, and the messages before it are in its context, or the row is refused.
 Where the template rewrites earlier turns the conversation fans out: one example for each stretch of turns in which the
-text only grows."""
+text only grows; or the turns are kept as they were trained (``--on-rewritten-turns keep``)."""
 
 import contextlib
 import dataclasses
@@ -70,12 +70,16 @@ class Turns:
         for i in [i for i in places if self._weight(i)]:
             turn = self._turn(i)
             self._check_context(seen, i, turn.before)
-            seen = i
-            if stretches and turn.before.startswith(stretches[-1].text):
-                self._continue(stretches[-1], turn.before)
+            if not stretches:
+                stretches.append(self._begin(turn.before))
+            elif turn.before.startswith(stretches[-1].text):
+                self._continue(stretches[-1], turn.before[len(stretches[-1].text) :])
+            elif self.renderer.options.rewritten_turns == "keep":
+                self._continue(stretches[-1], self._between(stretches[-1], seen, i, turn.before))
             else:
-                stretches.append(self._begin(turn.before, again=bool(stretches)))
+                stretches.append(self._begin_again(turn.before))
             self._add(stretches[-1], i, turn)
+            seen = i
         if not stretches:
             self._refuse("empty_answer", "no turn of it is to be trained (step_loss_mask)", "leave the row out")
         return [self._finished(stretch) for stretch in stretches]
@@ -85,24 +89,50 @@ class Turns:
 
     # -- stretches ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, before: str, again: bool) -> Stretch:
-        if again and self.renderer.options.rewritten_turns == "refuse":
+    def _begin_again(self, before: str) -> Stretch:
+        if self.renderer.options.rewritten_turns == "refuse":
             reason = "the chat template rewrites earlier turns once later ones follow"
-            self._refuse("rewritten", reason, "--on-rewritten-turns fan-out makes a sample of each part")
+            self._refuse(
+                "rewritten", reason, "--on-rewritten-turns fan-out makes a sample of each part, keep one of all"
+            )
+        return self._begin(before)
+
+    def _begin(self, before: str) -> Stretch:
         opening = self.renderer.spelled(self.talk, before)
         if not opening.tokens:
             reason = "nothing comes before the answer, so its first token cannot be predicted"
             self._refuse("no_prompt", reason, "begin with a prompt")
         return Stretch(opening, before)
 
-    def _continue(self, stretch: Stretch, before: str) -> None:
-        """What others say between two trained turns."""
-        between = self.renderer.encode(self.talk, before[len(stretch.text) :])
+    def _continue(self, stretch: Stretch, text: str) -> None:
+        """With what others say between two trained turns."""
+        between = self.renderer.encode(self.talk, text)
         if stretch.open is not None:
             self._required_end(between)
             stretch.add(between[:1], 1)
             between = between[1:]
         stretch.add(between, 0)
+
+    def _between(self, stretch: Stretch, i: int, j: int, before: str) -> str:
+        """The text between the turns ``i`` and ``j`` where turn ``i`` is kept as it was trained: from its end in a
+        rendering in which its content is a sentinel, to the end of the prompt for turn ``j``."""
+
+        def marked(messages: Messages) -> Messages:
+            kept = reasoning.without(messages[i]) | {"content": SENTINEL}
+            return [*messages[:i], kept, *messages[i + 1 : j]]
+
+        tail = self.renderer.written(self.talk, marked, generate=True).partition(SENTINEL)[2]
+        prompt = self._end(self.renderer.begun(self.talk, j))
+        found = self.renderer.tokens.places(tail)
+        ends = {self._end(stretch.text)} if stretch.open is None else set(self._stops)
+        if not any(place[0] in ends for place in found) and not forms.calls(self.talk.messages[i]):
+            ends = {place[0] for place in found[:1]}  # another token than that of a last turn
+        end = next((place for place in found if place[0] in ends), None)
+        if end is None or not tail.endswith(prompt):
+            reason = f"the chat template writes no end of message {i + 1} that what follows could be put after"
+            raise RowError(self.talk.row, "rewritten", reason, "--on-rewritten-turns fan-out makes a sample of each")
+        tail = tail[: len(tail) - len(prompt)] + self._end(before)
+        return tail[end.start() if stretch.open is not None else end.end() :]
 
     def _add(self, stretch: Stretch, i: int, turn: Turn) -> None:
         ids = self.renderer.encode(self.talk, turn.answer)
@@ -183,7 +213,8 @@ class Turns:
 
     def _end(self, text: str) -> str:
         """Its last control token, and what follows that."""
-        return text[self.renderer.tokens.last(text) :]
+        places = self.renderer.tokens.places(text)
+        return text[places[-1].start() :] if places else text
 
     def _marked(self, i: int) -> dict[str, Any]:
         return (self.talk.messages if self.talk.marked is None else self.talk.marked[0])[i]

@@ -138,6 +138,31 @@ def test_control_tokens_that_a_user_writes_are_text(renderers, template):
     assert prompt[-1] != renderer.tokenizer.eos_token_id
 
 
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda t: t.name)
+def test_turns_that_are_kept_are_trained_alike_in_one_sample(renderers, tmp_path, template):
+    """Each word that others say is read once, in its order, whatever the template makes of earlier turns."""
+    renderer = conversations.renderer(template, tmp_path, rewritten_turns="keep")
+    decode = renderer.tokenizer.decode
+    for kind in KINDS:
+        try:
+            apart = renderers[template.name].example(kind.row()).samples(Sample(7, 3))
+        except RowError:
+            continue
+        if (template.name, kind.name) == ("glm-4.7", "two answers in a row"):
+            continue  # nothing ends the first where the second follows it
+        (sample,) = renderer.example(kind.row()).samples(Sample(7, 3))
+        found = runs(sample)
+        trained = [decode(sample.tokens[a:b]) for a, b in found]
+        assert trained == [decode(s.tokens[a:b]) for s in apart for a, b in runs(s)], kind.name
+        edges = [0, *itertools.chain(*found), len(sample.tokens)]
+        read = "".join(decode(sample.tokens[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True))
+        last = turns(kind)[-1][0]
+        words = [w for m in kind.messages[:last] if m["role"] in ("user", "tool") for w in MARKED.findall(str(m))]
+        assert [w for w in MARKED.findall(read) if w[0] in "QT"] == words, kind.name
+        untrained = [w for w in MARKED.findall(read) if w[0] in "ARC"]
+        assert set(untrained) <= {w for m in kind.messages if "step_loss_mask" in m for w in words_of(m)}, kind.name
+
+
 OPENS = ["qwq-32b", "deepseek-v3", "deepseek-v3.1-thinking", "deepseek-r1-distill", "glm-4.7", "minimax-m2"]
 """Their generation prompts open ``<think>``, and a turn without reasoning has none."""
 

@@ -21,6 +21,9 @@ def test_a_template_that_rewrites_earlier_turns_makes_a_sample_of_each_stretch(r
     assert texts == ["is 3<|end|>", "7<|end|>"] and [s.loss_mask for s in siblings] == [None, None]
     asked = "<|system|>Add.<|end|><|user|>1 + 2<|end|><|assistant|>"
     assert [s.prompt for s in siblings] == [asked, f"{asked}3<|end|><|user|>and 4<|end|><|assistant|>"]
+    kept, trained = supervised(render(DROPS, rewritten_turns="keep"), LONG)
+    assert trained == "is 3<|end|>7<|end|>"
+    assert changed.tokenizer.decode(kept.tokens) == f"{asked}is 3<|end|><|user|>and 4<|end|><|assistant|>7<|end|>"
     with pytest.raises(RowError, match="data.jsonl:7: the chat template rewrites earlier turns") as caught:
         render(DROPS, rewritten_turns="refuse").example(PromptRow(LONG, None, {}, "data.jsonl", 7))
     assert caught.value.kind == "rewritten" and "--on-rewritten-turns fan-out" in caught.value.fix

@@ -21,10 +21,10 @@ class Data:
         "Control tokens in a row's own text: taken as text (with a chat template), refused (without), or kept "
         "as control tokens.",
     )
-    on_rewritten_turns: Literal["fan-out", "refuse"] = option(
+    on_rewritten_turns: Literal["fan-out", "keep", "refuse"] = option(
         "fan-out",
         "A conversation whose chat template rewrites earlier turns: a sample for each stretch that only grows, "
-        "siblings of one trajectory, or a bad row.",
+        "siblings of one trajectory; one sample that keeps each turn as it was trained; or a bad row.",
         needs=SUPERVISED,
     )
     opened_thinking: Literal["fill", "cut", "refuse"] = option(
