@@ -31,7 +31,7 @@ from slime_cli import manifests
 from slime_cli.errors import DataError
 from slime_cli.hardware import megatron
 from slime_cli.manifests import checkpoints, layout, pickles
-from slime_cli.training.network import step_count
+from slime_cli.training.network import adam_state
 
 Chunks = list[torch.nn.Module]
 """A model on this rank: one module a virtual pipeline stage."""
@@ -226,8 +226,10 @@ def _state_to_load_into(args: argparse.Namespace, optimizer: MegatronOptimizer |
 
     with contextlib.ExitStack() as hooks:
         for inner in inner_optimizers(optimizer):
-            if not args.use_distributed_optimizer:
-                hooks.callback(inner.optimizer.register_load_state_dict_pre_hook(step_count.put_where_read).remove)
+            before = inner.optimizer.register_load_state_dict_pre_hook
+            hooks.callback(before(adam_state.fill_options).remove)
+            if not args.use_distributed_optimizer:  # else Megatron places the count
+                hooks.callback(before(adam_state.place_step_count).remove)
                 continue
             if not inner.optimizer.state:
                 megatron.give_state_to_load_into(inner)

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from slime_cli.training.network import step_count
+from slime_cli.training.network import adam_state
 
 LR, BETAS, EPS = 1e-2, (0.9, 0.999), 1e-8
 
@@ -59,7 +59,8 @@ def test_either_kind_goes_on_where_the_other_stopped(saved, loaded):
     for kind in (loaded, saved):  # and back again, where a count of the first save must not be found
         state = copy.deepcopy(first.state_dict())
         first = KINDS[kind]([got])
-        first.register_load_state_dict_pre_hook(step_count.put_where_read)
+        first.register_load_state_dict_pre_hook(adam_state.fill_options)
+        first.register_load_state_dict_pre_hook(adam_state.place_step_count)
         first.load_state_dict(state)
         at = 2 if kind is loaded else 4
         steps(first, got, gradients[at : at + 2])
