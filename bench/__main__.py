@@ -67,6 +67,7 @@ def main() -> None:
         loops(table, folder, model)
         trainer(table, folder, model)
         engines(table, folder, model)
+        peers(table, folder)
     if QUICKSTART.exists():
         worst = json.loads(QUICKSTART.read_text())["logprob_abs_diff_max"]
         table.at_most("trainer against engine log-probabilities (runs/quickstart)", worst, "nats", 1e-4)
@@ -144,6 +145,16 @@ def engines(table: Table, folder: pathlib.Path, model: str) -> None:
     table.at_least(name, stage["ratio"], "ratio", 0.95, tokens_per_second=stage)
     name = "partial rollouts on / off, tokens/s of batches of one size, lengths with a long tail"
     table.at_least(name, partial["ratio"], "ratio", 1, tokens_per_second=partial)
+
+
+def peers(table: Table, folder: pathlib.Path) -> None:
+    from bench import peers
+
+    found = peers.trl_rollout(folder / "peers", table.screen.say)
+    if missing := found.get("missing"):
+        table.screen.say(f"seconds of a quickstart rollout / TRL's GRPOTrainer: NOT MEASURED, {missing}")
+        return
+    table.at_most("seconds of a quickstart rollout / TRL's GRPOTrainer", found["ratio"], "ratio", 1, **found)
 
 
 def _process(module: str, *arguments: str) -> dict[str, Any]:

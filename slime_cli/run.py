@@ -16,6 +16,7 @@ import msgspec
 
 from slime_cli import event_loop, manifests
 from slime_cli.cluster.cluster import Cluster
+from slime_cli.cluster.learner import Learner
 from slime_cli.errors import EngineError
 from slime_cli.hardware import device as hardware
 from slime_cli.hooks import blocking
@@ -24,6 +25,7 @@ from slime_cli.loop import starting
 from slime_cli.loop.phase import Phase
 from slime_cli.loop.shared import Shared
 from slime_cli.loop.trackers import Trackers
+from slime_cli.loop.turns import Turns
 from slime_cli.manifests import layout
 from slime_cli.models import architecture, tiny
 from slime_cli.options import resume
@@ -32,9 +34,10 @@ from slime_cli.rewards.rewards import RewardPool
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.watch import Watch
 from slime_cli.screen import Screen
-from slime_cli.serving import claim, control
+from slime_cli.serving import claim, control, occupation
 from slime_cli.serving.attached import Attached
 from slime_cli.serving.fleet import Fleet
+from slime_cli.serving.occupation import Occupation
 from slime_cli.tracing.report import PhaseResult
 from slime_cli.tracing.spans import Tracer
 from slime_cli.weights import matching
@@ -115,7 +118,18 @@ class Run:
             watch=self.watch,
             rollouts=self.rollouts,
             trackers=trackers,
+            turns=self._turns(engines_for, learner),
         )
+
+    def _turns(self, options: Resolved | None, learner: Learner) -> Turns:
+        """``options``: of the first phase that generates. Its engines serve every phase, supervised ones too."""
+        if options is None:
+            return Turns(None, None)
+        s = options.slime
+        if (s.offload_train or s.offload_rollout) and hardware.find().kind == "cpu":
+            self.screen.say("offload: engines and trainer take turns; on a CPU no memory changes hands, only cores do")
+        engines = Occupation(self.engine_urls) if s.offload_rollout else None
+        return Turns(learner if s.offload_train else None, engines, self.tracer.span)
 
     def _trackers(self, options: Resolved) -> Trackers:
         return Trackers.open(options.slime, self.run_dir, resume.recorded(self.resolved), self.screen.say)
@@ -154,8 +168,9 @@ class Run:
         """The endpoint's client, as soon as the engines are healthy."""
         assert self.fleet is not None
         if self.client is None:
-            with self.tracer.span("wait_for_engines"):
+            with self.tracer.span("wait_for_engines") as about:
                 found = await asyncio.to_thread(self.fleet.wait_healthy)
+                about["engines"] = await asyncio.to_thread(occupation.occupied, [e.url for e in found.engines])
             self.endpoint = msgspec.structs.replace(found, **self.described)
             manifests.write(self.run_dir / layout.ENDPOINT, self.endpoint)
             self.screen.say(f"{len(self.endpoint.engines)} engine(s) healthy behind {self.endpoint.router_url}")

@@ -66,6 +66,14 @@ class Learner:
         """Keeps the policy's present weights, or a checkpoint's, as ``reference``, ``teacher`` or ``old_actor``."""
         self._get([rank.keep.remote(name, path) for rank in self.ranks])
 
+    def offload(self, parts: Sequence[str]) -> None:
+        """``weights``, ``gradients``, ``optimizer``: those leave the devices' memory for the host's."""
+        self._get([rank.offload.remote(parts) for rank in self.ranks])
+
+    def onload(self, parts: Sequence[str]) -> None:
+        """The reverse of :meth:`offload`."""
+        self._get([rank.onload.remote(parts) for rank in self.ranks])
+
     def train(self, batch: TrainBatch) -> Trained:
         """Every optimizer step of one rollout."""
         reference = self.ray.put(batch)

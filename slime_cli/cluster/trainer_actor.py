@@ -10,12 +10,13 @@ import os
 import pathlib
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_cli import disk, manifests, processes
 from slime_cli.buffer.columns import TrainBatch
 from slime_cli.cluster.learner import Begun, Trained
+from slime_cli.hardware import peak
 from slime_cli.manifests import layout
 from slime_cli.training.settings import Settings
 from slime_cli.weights.transport import Asked, Part, Sending, Writing
@@ -23,8 +24,11 @@ from slime_cli.weights.transport import Asked, Part, Sending, Writing
 if TYPE_CHECKING:
     import torch
 
+    from slime_cli.training.network.residence import Residence
     from slime_cli.training.trainer import Trainer
     from slime_cli.weights.sending import Sender
+
+WEIGHTS = ("weights",)
 
 
 class TrainerRank:
@@ -32,6 +36,8 @@ class TrainerRank:
 
     trainer: "Trainer"
     """The phase's, from :meth:`begin` on."""
+    residence: "Residence"
+    """The phase's too."""
 
     def __init__(
         self,
@@ -46,8 +52,6 @@ class TrainerRank:
         os.environ.update(environment or {})
         warnings.filterwarnings("ignore")
         logging.getLogger().setLevel(logging.ERROR)
-        import torch
-
         from slime_cli.hardware import device as hardware
         from slime_cli.tracing.spans import Tracer
 
@@ -55,9 +59,6 @@ class TrainerRank:
         self.world_size = world_size
         self.run_dir = run_dir
         self.device = hardware.prepare_trainer()
-        if self.device.kind == "cpu":
-            # A core is left to the engines: threads that must wait for each other crawl as soon as a core is shared.
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // (world_size + 1)))
         from slime_cli.training import trainer  # noqa: F401  (the slow import, while the engines start as well)
         from slime_cli.weights.base import Base
 
@@ -65,6 +66,7 @@ class TrainerRank:
             if name.startswith(("megatron", "transformers")):
                 logging.getLogger(name).setLevel(logging.ERROR)
         self.tracer = Tracer(run_dir, f"trainer-{rank}", enabled=trace)
+        peak.begin()
         self.saving_to = run_dir
         self.published = Base()
         self.sender: Sender | None = None
@@ -92,18 +94,24 @@ class TrainerRank:
 
         from slime_cli.hardware import kernels, transformer_engine
         from slime_cli.training.network import megatron
+        from slime_cli.training.network.residence import Residence
         from slime_cli.training.trainer import Trainer
         from slime_cli.weights.bridge import Bridge
 
         def parsed(given: list[str]) -> argparse.Namespace:
             return megatron.parse(megatron.always(self.device, given) + given, self.rank, self.world_size)
 
+        if self.device.kind == "cpu":
+            # A core is left to engines that work meanwhile: threads that must wait for each other crawl as soon as a
+            # core is shared.
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // (self.world_size + (not settings.alone))))
         args = parsed(argv)
         critic_args = None if critic_argv is None else parsed(critic_argv)
         if not torch.distributed.is_initialized():
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = master[0], str(master[1])
             megatron.initialise(args, self.device)
-        vars(self).pop("trainer", None)  # frees the phase before
+        for name in ("trainer", "residence"):
+            vars(self).pop(name, None)  # frees the phase before
         hooks = self._hooks(settings)
         if "megatron_init" in hooks:
             hooks["megatron_init"](args)
@@ -112,6 +120,7 @@ class TrainerRank:
         self.bridge = Bridge(hf_checkpoint, args.params_dtype)
         self.bridge.load(self.trainer.policy.model)
         self.trainer.begin()
+        self.residence = Residence(filter(None, (self.trainer.policy, self.trainer.critic)))
         return Begun(
             parameters=sum(p.numel() for module in self.trainer.policy.model for p in module.parameters()),
             device=self.device.name,
@@ -129,6 +138,7 @@ class TrainerRank:
 
     def load(self, path: str, weights_only: bool) -> int:
         """A torch_dist checkpoint over what :meth:`begin` loaded; the trainer's step."""
+        self.residence.require("loading")
         with self.tracer.span("load_checkpoint"):
             return self.trainer.load(path, weights_only=weights_only)
 
@@ -136,17 +146,30 @@ class TrainerRank:
         """The weights of a published version, an HF folder, into the policy; the optimizer does not hear of them."""
         from slime_cli.weights.bridge import Bridge
 
+        self.residence.require("loading", WEIGHTS)
         with self.tracer.span("load_published"):
             Bridge(folder, self.trainer.args.params_dtype).load(self.trainer.policy.model)
         self.trainer.step = manifests.read(pathlib.Path(folder) / layout.MANIFEST, manifests.Weights).training_step
 
     def keep(self, name: str, path: str | None = None) -> None:
+        self.residence.require(f"keeping {name}", WEIGHTS)
         self.trainer.keep(name, path)
+
+    def offload(self, parts: Sequence[str]) -> None:
+        """Parts of :data:`slime_cli.training.network.residence.PARTS` leave the device's memory."""
+        with self.tracer.span("offload", parts=list(parts)) as about:
+            about["bytes"] = self.residence.offload(parts)
+            about["held_bytes"] = peak.held()
+
+    def onload(self, parts: Sequence[str]) -> None:
+        with self.tracer.span("onload", parts=list(parts)):
+            self.residence.onload(parts)
 
     def train(self, batch: TrainBatch) -> Trained | None:
         """On the one rank that reports: the step and the rollout's metrics."""
         from slime_cli.hooks.kinds import users_named
 
+        self.residence.require("training")
         with self.tracer.span("train"), users_named("what a function of yours made"):
             metrics = self.trainer.train(batch)
         return None if metrics is None else Trained(self.trainer.step, metrics)
@@ -156,6 +179,7 @@ class TrainerRank:
         says so."""
         from slime_cli.models.describe import checkpoint_manifest
 
+        self.residence.require("saving")
         t = self.trainer
         layout = {
             "tensor": t.args.tensor_model_parallel_size,
@@ -196,7 +220,8 @@ class TrainerRank:
 
         folder = pathlib.Path(target)
         prefix = f"{self.rank:05d}-" if self.world_size > 1 else ""
-        with disk.naming(target), self.tracer.span("export"):
+        self.residence.require("publishing", WEIGHTS)
+        with disk.naming(target), self.tracer.span("export") as about, peak.during(about):
             named = publish.owned(self.bridge.export(self.trainer.policy.model), self.rank, self.world_size)
             return self.published.write(named, folder, prefix, how)
 
@@ -239,6 +264,7 @@ class TrainerRank:
         """The policy's weights, on this rank's device. Raises EngineError when they are not those of ``step``."""
         from slime_cli.errors import EngineError
 
+        self.residence.require("sending", WEIGHTS)
         if self.trainer.step != step:
             raise EngineError(f"the trainer is at step {self.trainer.step}, not {step}", "this is a defect: report it")
         return self.bridge.export(self.trainer.policy.model, cpu=self.device.kind == "cpu")

@@ -1,4 +1,4 @@
-"""``slime profile``: where time goes, in a run's steps and inside the generation engines."""
+"""``slime profile``: where time goes, in a run's steps and inside the generation engines, and where memory does."""
 
 import pathlib
 from typing import Annotated
@@ -8,7 +8,9 @@ import typer
 from slime_cli import plain
 
 app = typer.Typer(
-    no_args_is_help=True, **plain.TYPER, help="Where the time goes: in a run's steps, and inside the engines."
+    no_args_is_help=True,
+    **plain.TYPER,
+    help="Where the time goes, in a run's steps and inside the engines, and where the memory does.",
 )
 
 
@@ -54,3 +56,40 @@ def engines(
     for url, paths in profile_engines(read(endpoint, Endpoint), out, num_steps, timeout=timeout).items():
         for path in paths:
             print(f"{url}  {path}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def memory(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """A device's memory in each phase of a rollout: `memory RUN` shows the prediction beside what was measured, `memory
+    OPTIONS` predicts for the options of a `slime train` that has not started."""
+    import json
+
+    from slime_cli.commands import memory_plan
+    from slime_cli.errors import DataError, UsageError
+    from slime_cli.manifests import layout
+    from slime_cli.profiling import memory
+    from slime_cli.tracing.reading import spans_of
+
+    words = context.args
+    if not words:
+        raise UsageError("slime profile memory: of which run?", "give its directory, or the options of `slime train`")
+    if len(words) == 1 and not words[0].startswith("--"):
+        path = pathlib.Path(words[0]) / layout.MEMORY
+        if not path.exists():
+            raise DataError(f"{path}: no such file", "give the folder that `slime train` writes to")
+        predicted = json.loads(path.read_text())
+        spans = list(spans_of(words[0]))
+        found = {name: memory.measured(spans, name) for name in predicted}
+    else:
+        predicted = memory_plan.of_words(words)
+        found = {name: {} for name in predicted}
+    if as_json:
+        print(json.dumps({name: memory.as_json(predicted[name], found[name]) for name in predicted}, indent=2))
+        return
+    from rich.console import Console
+
+    for name in predicted:
+        Console().print(memory.table(f"phase {name}", predicted[name], found[name]))

@@ -5,7 +5,7 @@ import pathlib
 import time
 from typing import TYPE_CHECKING
 
-from slime_cli.commands import arguments, preflight
+from slime_cli.commands import arguments, memory_plan, preflight
 from slime_cli.errors import Interrupted
 from slime_cli.manifests import layout
 from slime_cli.options import checks
@@ -65,6 +65,7 @@ def _train(
     )
     for change in changed:
         screen.say(f"since the last attempt: {change}")
+    memory_plan.write(resolved, run_dir)
     phases = folders.phases(resolved, run_dir)
     extending.reopen(phases, run_dir, rollouts, screen.say)
     resuming.prepare(phases, run_dir, screen.say)

@@ -125,6 +125,13 @@ KERNELS_ON_CPU = Adaptation(
     devices="cpu",
     test="tests/hardware/test_adaptations.py",
 )
+ATTENTION_ON_CPU = Adaptation(
+    library="sglang",
+    what="`torch_native` attention computes the sequences of a batch side by side, through SGLang's hook registry",
+    why="it takes one after the other, which for many short answers is most of an engine's time",
+    devices="cpu",
+    test="tests/hardware/test_engine_attention.py",
+)
 EXPERTS_BY_LOCAL_NAMES = Adaptation(
     library="megatron-bridge",
     what="a bridge of ours knows each grouped expert under its name in local layers too",

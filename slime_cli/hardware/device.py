@@ -15,6 +15,8 @@ from collections.abc import Collection, Mapping
 from slime_cli.errors import UsageError
 from slime_cli.hardware import adaptations, engine_kernels, transformer_engine
 
+CPU_TOKENS = 65536
+"""Tokens whose keys and values an engine on a CPU has room for, unless it is told another number."""
 CPU_FOLDER = pathlib.Path(__file__).parent / "cpu"
 
 
@@ -63,10 +65,23 @@ def gpu_name(uuid: str) -> str:
     return uuid.strip().lower().removeprefix("gpu-")
 
 
+@functools.cache
+def memory() -> int | None:
+    """Bytes of the first GPU; None on a CPU."""
+    if find().kind == "cpu":
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "--id=0"]
+    said = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    return int(said) * 2**20 if said.isdigit() else None
+
+
 def prepare_trainer() -> Device:
     """Makes this process able to run Megatron on what the machine has; call before anything imports megatron."""
     device = find()
     if device.kind == "cpu":
+        # torch's threads sleep while they wait for one another: where a core is shared with other work, one that spins
+        # takes it from the one that is waited for. Read when torch is loaded.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from slime_cli.hardware.cpu import redirect
 
         redirect.install()
@@ -144,11 +159,16 @@ def check_full_precision() -> None:
         raise UsageError("--bf16=false: a GPU's trainer computes in bfloat16", "leave it out, or give --fp16")
 
 
-def engine_environment(environment: dict[str, str]) -> dict[str, str]:
-    """Environment of an SGLang server: on a CPU, its CPU engine and the stand-in for the CUDA-only kernel wheel."""
+def engine_environment(environment: dict[str, str], *, rests: bool = False) -> dict[str, str]:
+    """Environment of an SGLang server: on a CPU, its CPU engine and the stand-in for the CUDA-only kernel wheel.
+    ``rests``: it gives its memory back now and then (``--offload-rollout``)."""
     out = dict(environment)
     # The server hangs up on connections that idle for 5 s (a training step), just when the router sends on one again.
     out.setdefault("SGLANG_TIMEOUT_KEEP_ALIVE", "7200")
+    if rests:
+        # The router asks every 2 s, and an engine that has given its memory back must not generate for the answer.
+        out["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
+        out.setdefault("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "1")  # CUDA graphs stay, and their memory is given back too
     if find().kind == "cpu":
         out["SGLANG_USE_CPU_ENGINE"] = "1"
         stand_ins = adaptations.KERNELS_ON_CPU.stand_ins(CPU_FOLDER, "sgl_kernel")
@@ -172,12 +192,17 @@ def engine_defaults() -> dict[str, object]:
             "device": "cpu",
             "attention_backend": "torch_native",
             "disable_overlap_schedule": True,
-            "max_total_tokens": 65536,
+            "max_total_tokens": CPU_TOKENS,
             "sleep_on_idle": True,  # an idle scheduler spins otherwise, on a core that the trainer needs
         }
     # Recording prefill's CUDA graphs takes most of a minute and ends an engine with small heads under FlashAttention 3
     # (CUBLAS_STATUS_EXECUTION_FAILED, sglang 0.5.16); a rollout spends its time in decoding.
     return {"cuda_graph_backend_prefill": "disabled", **engine_kernels.find().defaults()}
+
+
+def gives_memory_back() -> dict[str, object]:
+    """SGLang server arguments (by dest) of an engine that can give its memory back and keep its addresses."""
+    return {"enable_memory_saver": True} if find().kind == "cuda" else {}
 
 
 def engine_words(given: Collection[str]) -> list[str]:

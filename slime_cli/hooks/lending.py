@@ -16,12 +16,28 @@ from slime_cli.hooks import kinds
 from slime_cli.hooks.kinds import Hook
 from slime_cli.hooks.protocols import Groups
 
+_FIELDS = tuple(field.name for field in dataclasses.fields(Sample))
+_ATOMS = (str, int, float, bool, type(None))
+
 
 def copied(sample: Sample) -> Sample:
     """With lists of its own, and metadata all the way down."""
-    fields = {f.name: getattr(sample, f.name) for f in dataclasses.fields(sample)}
-    lists = {name: list(value) for name, value in fields.items() if isinstance(value, list)}
-    return dataclasses.replace(sample, **lists, metadata=copy.deepcopy(sample.metadata))
+    out = copy.copy(sample)
+    for name in _FIELDS:
+        if isinstance(value := getattr(sample, name), list):
+            setattr(out, name, list(value))
+    out.metadata = _own(sample.metadata)
+    return out
+
+
+def _own(value: Any) -> Any:
+    """A deep copy; of what JSON knows in a fraction of ``copy.deepcopy``'s time."""
+    kind = type(value)
+    if kind is dict:
+        return {name: _own(inner) for name, inner in value.items()}
+    if kind is list:
+        return [_own(inner) for inner in value]
+    return value if kind in _ATOMS else copy.deepcopy(value)
 
 
 @contextlib.contextmanager

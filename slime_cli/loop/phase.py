@@ -7,6 +7,7 @@ committed weights; finished groups wait in the buffer, and unfinished ones are g
 """
 
 import asyncio
+import contextlib
 import functools
 import pathlib
 import time
@@ -51,6 +52,7 @@ class Phase:
         self.folder = folder
         self.shared = shared
         self.learner = shared.learner
+        self.turns = shared.turns
         self.start_from = start_from
         self.s = options.slime
         self.args = args_namespace(options)
@@ -117,6 +119,8 @@ class Phase:
         if self.generates and self.trains:
             self.publisher = self._publisher()
         behind = self.publisher.behind() if self.publisher else None
+        if self.turns.taken and self.trains and (self.generates or not self.policy):
+            await self.turns.rest(await self.shared.serving())
         if self.trains:
             await asyncio.to_thread(self._prepare_trainers, behind)
         if self.generates:
@@ -264,6 +268,8 @@ class Phase:
         await asyncio.to_thread(self.saver.commit, wait=False)
         steps = checks.steps(batch, self.s.num_steps_per_rollout or 1)
         before = self.step
+        if self.publisher is not None:
+            await self.turns.train(self.client, new_weights=self.publisher.due(rollout_id))
         with self.span("train", rollout=rollout_id):
             trained = await self._trained(batch)
         checks.engines(rollout_id, trained.metrics, self.s.max_logprob_diff)
@@ -282,6 +288,8 @@ class Phase:
         if self.publisher is not None and self.publisher.due(rollout_id):
             await self._evaluating.ended()
             await self._publish()
+        elif self.publisher is not None:
+            await self.turns.generate()
         await self._told(rollout_id)
         if (
             self.publisher is not None
@@ -382,10 +390,17 @@ class Phase:
                     written = asyncio.to_thread(lambda: self.users.written(folder, self.shared.engine_urls()))
                     await self._watched(written, "the new weights wait")
         policy = self.s.in_flight
+        await self.turns.sync()
         with self.span("pause"):
-            async with interrupted(self.client, policy, self.shared.engine_urls, self._idle):
+            async with self._interrupted(policy):
                 await asyncio.to_thread(self.publisher.send, version, flush=policy != "pause")
+        await self.turns.generate()
         self.collector.published(self.buffer.rollouts_of(self.publisher.held_step))
+
+    def _interrupted(self, policy: str) -> contextlib.AbstractAsyncContextManager[None]:
+        if self.turns.taken:  # nothing has been in the engines since the trainer's turn began
+            return contextlib.nullcontext()
+        return interrupted(self.client, policy, self.shared.engine_urls, self._idle)
 
     async def _evaluate(self) -> None:
         step = self.publisher.held_step if self.publisher else 0

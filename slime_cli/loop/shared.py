@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from slime_cli.cluster.learner import Learner
 from slime_cli.loop.trackers import NONE, Trackers
+from slime_cli.loop.turns import Turns
 from slime_cli.rollout.client import RouterClient
 from slime_cli.rollout.generate import Rewards
 from slime_cli.rollout.watch import Watch
@@ -30,5 +31,6 @@ class Shared:
     """Engines that are still there. Raises EngineError when none is."""
     rollouts: dict[str, int]
     """By phase, where it runs for a number of epochs."""
+    turns: Turns = dataclasses.field(default_factory=lambda: Turns(None, None))
     trackers: Trackers = NONE
     watch: Watch = dataclasses.field(default_factory=Watch)

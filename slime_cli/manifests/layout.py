@@ -12,6 +12,7 @@ import re
 RUN = "run.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+MEMORY = "memory.json"
 REWARD_PLOT = "reward.png"
 ENDPOINT = "endpoint.json"
 CLAIM = "endpoint.claim.json"
@@ -42,7 +43,7 @@ CHECKPOINT = "checkpoint.json"
 """The same for a checkpoint."""
 
 RESERVED = frozenset(
-    {RUN, METRICS, SUMMARY, REWARD_PLOT, ENDPOINT, CLAIM, TRACE, LOGS, MODEL}
+    {RUN, METRICS, SUMMARY, MEMORY, REWARD_PLOT, ENDPOINT, CLAIM, TRACE, LOGS, MODEL}
     | {JOURNAL, ROLLOUTS, WEIGHTS, CHECKPOINTS, EVALUATIONS, TENSORBOARD, WANDB}
 )
 """Names in a run directory that a phase cannot have."""

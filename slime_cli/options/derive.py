@@ -66,6 +66,9 @@ def derived(
         found["slime", "max_staleness"] = 1
     if slime.rollout_num_gpus is None:
         found["slime", "rollout_num_gpus"] = _engine_devices(slime)
+    if slime.offload:
+        found["slime", "offload_train"] = not slime.no_offload_train
+        found["slime", "offload_rollout"] = not slime.no_offload_rollout
     if slime.use_routing_replay or slime.use_rollout_routing_replay:
         found["megatron", "moe_enable_routing_replay"] = True
     if slime.use_rollout_routing_replay and not slime.rollout_endpoint:

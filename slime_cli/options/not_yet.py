@@ -25,8 +25,8 @@ _TEXT = """
 --disable-rollout-global-dataset
     leave it out: --data-source-path names a class that deals prompts in place of a data set
 
---offload --offload-train --offload-rollout --release-train
-    leave it out: nothing is offloaded; with --colocate trainer and engines share the devices' memory
+--release-train
+    use --offload-train: the trainer's processes stay, and give their memory back
 
 --use-fault-tolerance --rollout-health-check-interval --rollout-health-check-timeout
 --rollout-health-check-first-wait

@@ -27,6 +27,8 @@ class EngineSpec:
     log: str
     host: str = addresses.LOOPBACK
     """Where it listens; empty for the address at which other machines reach the one that runs it."""
+    rests: bool = False
+    """It is asked to give its memory back (``--offload-rollout``)."""
 
 
 class Engine:
@@ -61,7 +63,8 @@ class Engine:
         if hardware.find().kind == "cuda":
             argv += ["--base-gpu-id", str(spec.first_device)]
         self._meeting = tempfile.mkdtemp(prefix="slime-engine-")
-        environment = hardware.engine_environment(processes.environment()) | rendezvous(spec.argv, self._meeting)
+        environment = hardware.engine_environment(processes.environment(), rests=spec.rests)
+        environment |= rendezvous(spec.argv, self._meeting)
         if hardware.find().kind == "cpu" and spec.tensor_parallel > 1:
             environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(i) for i in range(spec.tensor_parallel))
             environment["SGLANG_NCCL_SO_PATH"] = "/nonexistent/libnccl.so"
@@ -124,5 +127,7 @@ def engine_argv(resolved: Resolved, model: str) -> list[str]:
         # values
         # that older weights computed.
         needed |= {"incremental_streaming_output": True, "disable_radix_cache": True}
+    if resolved.slime.offload_rollout:
+        needed |= hardware.gives_memory_back()
     merged = {k: v for k, v in needed.items() if not resolved.taken_back("sglang", k)} | resolved.sglang
     return dataclasses.replace(resolved, sglang=merged).sglang_argv()

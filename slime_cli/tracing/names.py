@@ -18,6 +18,8 @@ SpanName = Literal[
     "commit",
     "publish",
     "pause",
+    "release",
+    "resume",
     "sync",
     "verify",
     # the run's own process, many at once
@@ -41,6 +43,8 @@ SpanName = Literal[
     "save_checkpoint",
     "wait_for_checkpoint",
     "export",
+    "offload",
+    "onload",
 ]
 
 RUN = "conductor"

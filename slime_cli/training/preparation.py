@@ -7,6 +7,7 @@ that the policy has before the first step. Collective.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from megatron.core import mpu
 
 from slime_cli.buffer.columns import TrainBatch
 from slime_cli.errors import UsageError
+from slime_cli.hardware import peak
+from slime_cli.tracing.names import SpanName
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training import saved
 from slime_cli.training.algorithm import advantages, corrections, losses, user_weights
@@ -56,16 +59,16 @@ class Preparation:
         it needs any."""
         s = self.settings
         if s.reference:
-            with self.tracer.span("ref_log_probs"), self.policy.as_kept("reference"):
+            with self._pass("ref_log_probs"), self.policy.as_kept("reference"):
                 for mb, log_probs_R in self.log_probs("ref_"):
                     mb.ref_log_probs_R = log_probs_R
         if s.use_opd and s.opd_type != "sglang":
-            with self.tracer.span("teacher_log_probs"), self.policy.as_kept("teacher"):
+            with self._pass("teacher_log_probs"), self.policy.as_kept("teacher"):
                 for mb, log_probs_R in self.log_probs("teacher_"):
                     mb.teacher_log_probs_R = log_probs_R
         self._old_log_probs()
         if self.critic:
-            with self.tracer.span("values"):
+            with self._pass("values"):
                 for part in self.parts:
                     for mb, values_R in zip(part, self.critic.forward(part, heads.values)):
                         mb.old_values_R = values_R
@@ -75,19 +78,28 @@ class Preparation:
             prepared = self._masked_anew() if "data_postprocess" in self.hooks else self
             return prepared._advantages()
 
+    @contextlib.contextmanager
+    def _pass(self, name: SpanName) -> Iterator[None]:
+        """A span of a pass without gradients, with the memory that it took."""
+        with self.tracer.span(name) as about, peak.during(about):
+            yield
+
     @property
     def _mbs(self) -> Iterator[MicroBatch]:
         return (mb for part in self.parts for mb in part)
 
     # -- log-probabilities -------------------------------------------------------------------------------------------
 
-    def log_probs(self, prefix: str = "", how: str = routing.FREE) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
-        """Every micro-batch with the log-probabilities of its response tokens under the policy's weights of this
-        moment, on the last pipeline stage. ``prefix`` tells a user's function whose they are."""
+    def log_probs(
+        self, prefix: str = "", how: str = routing.FREE, first: int = 0
+    ) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
+        """Every micro-batch, from step ``first`` on, with the log-probabilities of its response tokens under the
+        policy's weights of this moment, on the last pipeline stage. ``prefix`` tells a user's function whose they
+        are."""
         s = self.settings
         if "before_log_prob" in self.hooks:
             self.hooks["before_log_prob"](s.for_users(self.args), self.policy.model, prefix)
-        for part in self.parts:
+        for part in self.parts[first:]:
             yield from ((mb, out_2R[0]) for mb, out_2R in zip(part, self.policy.forward(part, self.head, how)))
 
     def _old_log_probs(self) -> None:
@@ -113,15 +125,16 @@ class Preparation:
                 " that one of them chose are replayed",
                 "leave one of the two out",
             )
-        # One step's own log-probabilities are the old ones, unless something wants them before it.
-        needed = len(self.parts) > 1 or s.corrected or s.kl_coef or s.use_opd or s.use_routing_replay
-        needed = needed or "data_postprocess" in self.hooks or s.save_debug_train_data
-        if present if kept else needed:
-            with self.tracer.span("log_probs"):
-                for mb, log_probs_R in self.log_probs(how=how):
+        # The first step's own log-probabilities are the old ones, unless something wants them before it.
+        early = s.corrected or s.kl_coef or s.use_opd or s.use_routing_replay or s.save_debug_train_data
+        early = early or not {"data_postprocess", "loss"}.isdisjoint(self.hooks)
+        first = 0 if early or kept else 1
+        if present if kept else self.parts[first:]:
+            with self._pass("log_probs"):
+                for mb, log_probs_R in self.log_probs(how=how, first=first):
                     mb.old_log_probs_R = log_probs_R
         if kept:
-            with self.tracer.span("old_log_probs"), self.policy.as_kept(OLD_ACTOR):
+            with self._pass("old_log_probs"), self.policy.as_kept(OLD_ACTOR):
                 for mb, log_probs_R in self.log_probs(how=how):
                     present_R = mb.old_log_probs_R
                     kept_R = mb.take(self.writers.kept_R)

@@ -22,6 +22,8 @@ class Settings:
     oversize: str = "isolate"
     balance_data: bool = False
     balance_by_flops: bool = False
+    alone: bool = False
+    """Nothing is generated while a rollout is trained, so that the ranks may use every core of a CPU."""
     rollout_temperature: float = 1.0
     log_probs_chunk_size: int | None = None
 
@@ -113,6 +115,7 @@ class Settings:
         return cls(
             **taken,
             untold_version=_untold_version(slime),
+            alone=slime.loss_type == "sft_loss" or slime.schedule == "sync",
             custom=dict(custom),
             max_tokens=slime.max_tokens_per_gpu if slime.use_dynamic_batch_size else None,
         )

@@ -18,6 +18,7 @@ import torch
 from slime_cli import manifests
 from slime_cli.buffer.columns import TrainBatch
 from slime_cli.errors import DataError
+from slime_cli.hardware import peak
 from slime_cli.manifests import layout
 from slime_cli.tracing.spans import Tracer
 from slime_cli.training import metrics
@@ -241,9 +242,10 @@ class Trainer:
                 found |= metrics.of_depths(mb.mtp_losses_D)
             return value, found
 
-        with self.tracer.span("forward_backward", network=network.name, micro_batches=len(mbs)):
+        span = self.tracer.span
+        with span("forward_backward", network=network.name, micro_batches=len(mbs)) as about, peak.during(about):
             reports = network.backward(mbs, head, reported, how)
-        with self.tracer.span("optimizer", network=network.name):
+        with span("optimizer", network=network.name) as about, peak.during(about):
             grad_norm = network.step()
         prefix = "" if network is self.policy else f"{network.name}_"
         if not math.isfinite(grad_norm):

@@ -22,6 +22,7 @@ from slime_cli.loop.phase import Phase
 from slime_cli.loop.publishing import Timetable
 from slime_cli.loop.saving import Saver
 from slime_cli.loop.trackers import NONE
+from slime_cli.loop.turns import Turns
 from slime_cli.manifests import layout
 from slime_cli.options.resolve import resolve
 from slime_cli.rewards.rewards import RewardPool
@@ -117,6 +118,7 @@ async def opened(folder, monkeypatch, **changes):
         screen=types.SimpleNamespace(say=said.append),
         tracer=tracer,
         trackers=NONE,
+        turns=Turns(None, None),
         run_dir=folder,
         learner=learner,
         rollouts={},

@@ -263,7 +263,23 @@ def test_what_slimes_scripts_say_of_what_is_so_anyway():
     more = "--train-backend megatron --disable-compute-advantages-and-returns"
     assert check(resolved(more, GOOD.replace("--rm-type math", sft))) == []
     assert check(resolved("--rollout-function-path slime.rollout.sglang_rollout.generate_rollout")) == []
-    assert check(resolved("--no-offload-train")) == ["--no-offload-train has no effect here: nothing is offloaded"]
+    assert check(resolved("--no-offload-train")) == ["--no-offload-train has no effect without --offload"]
+
+
+def test_what_is_offloaded():
+    both = resolved("--colocate --offload")
+    assert check(both) == [] and both.slime.offload_train and both.slime.offload_rollout
+    one = resolved("--colocate --offload --no-offload-train")
+    assert check(one) == [] and one.slime.offload_rollout and not one.slime.offload_train
+    warnings = check(resolved("--offload-rollout"))
+    assert len(warnings) == 1 and "--offload-rollout" in warnings[0] and "--colocate" in warnings[0]
+    for words, message in (
+        ("--colocate --offload-train --schedule async", "both need their memory"),
+        ("--colocate --offload-train --no-offload-train", "exclude each other"),
+        ("--colocate --offload --rollout-function-path mine.rollouts", "it may ask engines that have no memory"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check(resolved(words))
 
 
 def test_what_says_again_what_the_model_says_is_a_warning():

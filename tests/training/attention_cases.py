@@ -90,6 +90,34 @@ def packed(lengths, heads, groups, dtype) -> dict[str, float]:
     return {"out": relative_gap([got], [want]), "gradient": relative_gap(gradients, want_gradients)}
 
 
+CONTINUED = ([5, 3, 1, 4, 9, 2, 6, 5], [-1, 0, 0, -1, -1, 4, 4, 3])
+"""Lengths of a pack's sequences, and the one that each continues."""
+
+
+def continued(heads, groups, dtype) -> dict[str, float]:
+    """Sequences that continue others of the pack, against each with what it continues before it."""
+    lengths, prefix_N = CONTINUED
+    parts = [slice(sum(lengths[:i]), sum(lengths[: i + 1])) for i in range(len(lengths))]
+    q, k, v = inputs(sum(lengths), heads, groups)
+    weight = torch.randn(sum(lengths), heads * DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    want = []
+    for own, prefix in zip(parts, prefix_N):
+        whole = [torch.cat([x[parts[prefix]], x[own]]) if prefix >= 0 else x[own] for x in (q, k, v)]
+        want.append(naive(*whole, [len(whole[0])])[-(own.stop - own.start) :])
+    want = torch.cat(want)
+    want_gradients = torch.autograd.grad((want * weight).sum(), (q, k, v))
+    mine = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+    pack = packs.pack(lengths, torch.device("cpu"), prefix_N=prefix_N)
+    got = core(heads, groups)(*mine, packed_seq_params=pack)
+    gradients = torch.autograd.grad((got * weight.to(dtype)).sum(), mine)
+    positions = [*range(5), 5, 6, 7, 5, *range(4), *range(9), 9, 10, *range(9, 15), *range(4, 9)]
+    return {
+        "out": relative_gap([got], [want]),
+        "gradient": relative_gap(gradients, want_gradients),
+        "positions": gap(pack.positions_T, torch.tensor(positions)),
+    }
+
+
 def unpacked() -> dict[str, float]:
     """[s, b, heads, d] without packing, as Megatron calls it outside of packs."""
     heads = 4
@@ -191,7 +219,11 @@ def everything() -> dict[str, dict[str, float]]:
 
 
 def every_pack() -> dict[str, dict[str, float]]:
-    out = {}
+    out = {
+        f"continued-{kind}-{str(dtype).removeprefix('torch.')}": continued(heads, groups, dtype)
+        for kind, (heads, groups) in HEADS.items()
+        for dtype in (torch.float64, torch.float32)
+    }
     for name, lengths in LENGTHS.items():
         for kind, (heads, groups) in HEADS.items():
             out[f"{name}-{kind}-float64"] = packed(lengths, heads, groups, torch.float64)

@@ -59,6 +59,7 @@ CASES = {
     "grpo_untied": ("untied", GRPO, [], "batch"),
     "grpo_fanned_out_balanced": ("untied", BALANCED, [], "fanned_out"),
     "grpo_two_steps_a_rollout": ("untied", dataclasses.replace(GRPO, num_steps_per_rollout=2), [], "batch"),
+    "grpo_shared_prompts": ("untied", GRPO, [], "shared_prompts"),
     "sft": ("untied", Settings(loss_type="sft_loss", max_tokens=1024), [], "batch"),
     "grpo_recomputed": ("tied", GRPO, RECOMPUTE, "batch"),
     "gspo": ("tied", dataclasses.replace(OFF, advantage_estimator="gspo", use_opsm=True, opsm_delta=0.05), [], "batch"),
@@ -107,6 +108,12 @@ MORE = {
         [],
         "fanned_out",
     ),
+    "grpo_shared_prompts_packed_small": (
+        "untied",
+        dataclasses.replace(GRPO, max_tokens=SMALL),
+        [],
+        "shared_prompts",
+    ),
     "grpo_recomputed_selectively": ("tied", GRPO, SELECTIVE, "batch"),
     "grpo_oversize_isolated": ("tied", dataclasses.replace(GRPO, max_tokens=20), [], "batch"),
     "grpo_per_token_packed_small": ("tied", dataclasses.replace(GRPO, max_tokens=SMALL), PER_TOKEN, "batch"),
@@ -128,6 +135,7 @@ MORE = {
 }
 """Run in the layouts ``single`` and ``dp2`` only."""
 REFERENCES = ("grpo", "grpo_per_token", "grpo_untied", "grpo_rollout_log_probs", "sft", "grpo_fanned_out_balanced")
+REFERENCES += ("grpo_shared_prompts",)
 """Cases whose first step is taken in float64 too."""
 
 
@@ -168,7 +176,23 @@ def fanned_out() -> TrainBatch:
     return dataclasses.replace(global_batch(), sample_index_N=trajectories)
 
 
+def of_shared_prompts() -> TrainBatch:
+    """The same responses, to prompts that the last two groups have in common, one each."""
+    batch = global_batch()
+    first = np.arange(SAMPLES)
+    first[8:] -= first[8:] % 4
+    prompts_N = (batch.lengths_N - batch.response_lengths_N)[first]
+    tokens = []
+    for i, n in enumerate(prompts_N):
+        begin, end = batch.starts_N[first[i]], batch.starts_N[i] + batch.lengths_N[i]
+        tokens += [batch.tokens_T[begin : begin + n], batch.tokens_T[end - batch.response_lengths_N[i] : end]]
+    lengths_N = prompts_N + batch.response_lengths_N
+    return dataclasses.replace(batch, lengths_N=lengths_N, tokens_T=np.concatenate(tokens))
+
+
 def batch_of(which: str) -> TrainBatch:
+    if which == "shared_prompts":
+        return of_shared_prompts()
     return fanned_out() if which == "fanned_out" else global_batch(which == "poisoned")
 
 

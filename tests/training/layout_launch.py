@@ -46,6 +46,7 @@ POLICY = {
         "critic",
         "missing",
         "far_out",
+        "offloaded",
         "not_finite",
     ),
     "dp2": (
@@ -56,6 +57,7 @@ POLICY = {
         "current_versions",
         "user_weights",
         "critic",
+        "offloaded",
         "not_finite",
     ),
     "tp2": ("frozen", "hooked", "old_actor", "nucleus", "critic"),

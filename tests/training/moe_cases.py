@@ -127,8 +127,8 @@ def replay(session: Session) -> dict[str, float]:
 
     def log_probs(trainer: Trainer, batch: TrainBatch) -> torch.Tensor:
         parts, _ = trainer._parts(batch)
-        trainer._preparation(batch, parts)._old_log_probs()
-        return torch.cat([mb.old_log_probs_R for part in parts for mb in part])
+        how = routing.mode(trainer.settings.replays_routing, trainer.settings.records_routing)
+        return torch.cat([found_R for _, found_R in trainer._preparation(batch, parts).log_probs(how=how)])
 
     own = log_probs(free, batch)
     parts, _ = told._parts(batch)

@@ -12,6 +12,7 @@ import torch
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
 from layout_cases import (
+    CASES,
     GRPO,
     MANIFEST,
     PLAIN,
@@ -30,6 +31,7 @@ from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.training.algorithm import advantages, objective
 from slime_cli.training.batching.microbatch import MicroBatch
 from slime_cli.training.network import heads, model
+from slime_cli.training.network.residence import PARTS, Residence
 from slime_cli.training.settings import Settings
 from slime_cli.training.trainer import Trainer
 
@@ -75,6 +77,43 @@ def forgotten(session: Session) -> dict:
     for _ in range(2):
         kept.train(global_batch())
     return {"reset": differing(weights(fresh), weights(trainer)), "kept": differing(weights(kept), weights(trainer))}
+
+
+def offloaded(session: Session) -> dict:
+    """Policy and critic whose memory is given away between two rollouts, part by part, against two that stay."""
+    name, settings, flags, _ = CASES["ppo"]
+    stays, goes = (session.trainer(name, settings, flags) for _ in range(2))
+    assert goes.critic is not None
+    networks = [goes.policy, goes.critic]
+    residence = Residence(networks, moves=True)
+    for trainer in (stays, goes):
+        trainer.train(global_batch())
+    held = {part: sum(storage.nbytes() for storage in residence._storages(part)) for part in PARTS}
+    freed = {"state": residence.offload(("gradients", "optimizer"))}
+    kept = sum(storage.nbytes() for storage in residence._storages("weights"))
+    freed["weights"] = residence.offload(("weights",))
+    left = sum(storage.nbytes() for part in PARTS for storage in residence._storages(part))
+    refused = [
+        said(RuntimeError, lambda: residence.require("training")),
+        said(RuntimeError, lambda: residence.offload(("weights",))),
+    ]
+    residence.onload(("weights",))
+    refused.append(said(RuntimeError, lambda: residence.onload(("weights",))))
+    residence.require("publishing", ("weights",))
+    residence.onload(("gradients", "optimizer"))
+    for trainer in (stays, goes):
+        trainer.train(global_batch())
+    still = Residence(networks)
+    still.offload(PARTS)
+    return {
+        "held": held,
+        "freed": freed,
+        "kept": kept,
+        "left": left,
+        "refused": refused,
+        "differing": differing(weights(stays), weights(goes)),
+        "on_a_cpu": sum(storage.nbytes() for part in PARTS for storage in still._storages(part)),
+    }
 
 
 def not_finite(session: Session) -> dict:

@@ -91,6 +91,7 @@ def assert_same(got: list[dict], want: list[dict]) -> None:
                 "grpo_rollout_log_probs",
                 "sft",
                 "grpo_fanned_out_balanced",
+                "grpo_shared_prompts",
             )
         ),
         *((layout_launch.OTHER, case) for case in ("grpo", "grpo_per_token", "sft")),
@@ -128,6 +129,7 @@ def test_a_layout_trains_as_one_process_does(layout, case):
     "case, other",
     [
         ("grpo_packed_small", "grpo"),
+        ("grpo_shared_prompts_packed_small", "grpo_shared_prompts"),
         ("grpo_static", "grpo"),
         ("grpo_chunks_of_a_row", "grpo"),
         ("grpo_oversize_isolated", "grpo"),

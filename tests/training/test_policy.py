@@ -28,6 +28,20 @@ def test_reset_moments_are_those_of_a_fresh_optimizer(layout):
         assert got["reset"] == 0 and got["kept"] > 0
 
 
+@pytest.mark.parametrize("layout", layout_launch.doing("offloaded"))
+def test_memory_that_is_given_away_between_rollouts_comes_back_to_the_last_bit(layout):
+    for got in found(layout, "offloaded"):
+        assert got["differing"] == 0
+        assert got["freed"]["state"] == got["held"]["gradients"] + got["held"]["optimizer"] > 0
+        assert got["freed"]["weights"] == got["kept"] == got["held"]["weights"] > 0 and got["left"] == 0
+        assert got["on_a_cpu"] == sum(got["held"].values())
+        training, again, there = got["refused"]
+        assert training.startswith("training while weights and gradients and optimizer of the trainer wait")
+        assert again.startswith("offloading weights while weights") and there.startswith(
+            "weights of the trainer are on"
+        )
+
+
 @pytest.mark.parametrize("layout", layout_launch.doing("not_finite"))
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted_or_ends_the_run(layout):
     for got in found(layout, "not_finite"):

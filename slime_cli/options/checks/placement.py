@@ -4,6 +4,7 @@ and engines."""
 from collections.abc import Iterator
 
 from slime_cli.options.checks.common import Problem, no_effect
+from slime_cli.options.checks.functions import of_user
 from slime_cli.options.resolve import Resolved
 
 
@@ -62,6 +63,31 @@ def cluster(r: Resolved) -> Iterator[Problem | str]:
         )
 
 
+def offload(r: Resolved) -> Iterator[Problem | str]:
+    s = r.slime
+    sides = (("train", s.offload_train, s.no_offload_train), ("rollout", s.offload_rollout, s.no_offload_rollout))
+    for side, _, stays in sides:
+        if stays and not s.offload:
+            yield no_effect([f"--no-offload-{side}"], "without --offload")
+    for side, goes, stays in sides:
+        if goes and stays:
+            yield f"--offload-{side} and --no-offload-{side} exclude each other", "keep one"
+    wanted = [f"--offload-{side}" for side, goes, _ in sides if goes]
+    if wanted and s.loss_type != "sft_loss" and s.schedule != "sync":
+        yield (
+            f"{' and '.join(wanted)} with --schedule {s.schedule}: engines and trainer work at the same time, and both"
+            " need their memory",
+            "give --schedule sync, or leave it out",
+        )
+    if s.offload_rollout and of_user(s.rollout_function_path):
+        yield (
+            "--offload-rollout with a --rollout-function-path of yours: it may ask engines that have no memory",
+            "leave one of the two out",
+        )
+    if s.offload_train and r.megatron.get("optimizer_cpu_offload"):
+        yield "--offload-train has less to do with --optimizer-cpu-offload: that part is in the host's memory always"
+
+
 def parallel(r: Resolved) -> Iterator[Problem | str]:
     sizes = layout(r)
     megatron = r.megatron
@@ -113,4 +139,4 @@ def parallel(r: Resolved) -> Iterator[Problem | str]:
         yield "--bf16 and --fp16 exclude each other", "keep one, or write --fp16=false to undo a profile's"
 
 
-TRAIN = (parallel,)
+TRAIN = (parallel, offload)

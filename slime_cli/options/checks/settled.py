@@ -21,8 +21,6 @@ ROLLOUTS = {
 }
 """slime's own function for a whole rollout -> losses with which this slime does the same."""
 IDLE = {
-    "no_offload_train": "here: nothing is offloaded",
-    "no_offload_rollout": "here: nothing is offloaded",
     "model_name": "beside --hf-checkpoint: its config.json says which model it is",
     "loss_mask_type": "here: the chat template itself says which tokens are an assistant's, whatever its kind; see "
     "--on-rewritten-turns and --opened-thinking for one that drops or opens thinking",

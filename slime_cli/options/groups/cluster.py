@@ -1,6 +1,8 @@
 """Which devices trainer and engines run on."""
 
-from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, group, option
+from slime_cli.options.declare import AT_LEAST_0, AT_LEAST_1, EITHER, given, group, option
+
+_COLOCATED = given("colocate")
 
 
 @group("cluster")
@@ -27,4 +29,17 @@ class Cluster:
     )
     colocate: bool = option(
         False, "Trainer and engines take turns on the same devices.", commands=EITHER, resume="free"
+    )
+    offload: bool = option(False, "--offload-train and --offload-rollout.", needs=_COLOCATED, resume="free")
+    offload_train: bool = option(
+        False,
+        "The trainer's weights, gradients and optimizer are in the host's memory while engines generate.",
+        needs=_COLOCATED,
+        resume="free",
+    )
+    offload_rollout: bool = option(
+        False,
+        "Engines give their memory back while the trainer trains, and take it again for the new weights.",
+        needs=_COLOCATED,
+        resume="free",
     )

@@ -29,7 +29,5 @@ class LaunchScript:
     update_weight_delta_checksum: Literal["xxh3-128"] = option(
         "xxh3-128", "Sum by which the tensors are checked that a delta was applied to.", resume="free"
     )
-    no_offload_train: bool = option(False, "Keep the trainer on its devices, where it stays anyway.", resume="free")
-    no_offload_rollout: bool = option(
-        False, "Keep the engines on their devices, where they stay anyway.", resume="free"
-    )
+    no_offload_train: bool = option(False, "With --offload: keep the trainer on its devices.", resume="free")
+    no_offload_rollout: bool = option(False, "With --offload: keep the engines on their devices.", resume="free")

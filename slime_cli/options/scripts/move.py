@@ -21,7 +21,7 @@ from slime_cli.options.unread import UNREAD
 LEFT_OUT = frozenset(
     """
     --use-fault-tolerance --rollout-health-check-interval --rollout-health-check-timeout
-    --rollout-health-check-first-wait --num-gpus-per-node --offload --offload-train --offload-rollout
+    --rollout-health-check-first-wait --num-gpus-per-node
     --update-weight-disk-dir --update-weight-disk-keep-files --update-weight-buffer-size --check-weight-update-equal
     --rollout-data-transport --use-distributed-post --recompute-loss-function --data-pad-size-multiplier
     --log-probs-max-tokens-per-gpu --dump-details --save-debug-train-data --memory-snapshot-dir

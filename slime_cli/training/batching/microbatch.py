@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from slime_cli.buffer.columns import TrainBatch
-from slime_cli.training.batching import packs
+from slime_cli.training.batching import packs, prefixes
 from slime_cli.training.network.nucleus import Nucleus
 
 
@@ -112,70 +112,94 @@ def build(
     device: torch.device,
     nucleus: bool = False,
     depths: int = 0,
+    share_prompts: bool = False,
 ) -> MicroBatch:
     """Tensors of this rank's part (``cut``) of the samples at ``positions``, which may hold none of their response
-    tokens. ``nucleus``: log-probabilities are taken among the tokens that sampling had left.
-    ``depths``: of multi-token prediction.
+    tokens. ``nucleus``: log-probabilities are taken among the tokens that sampling had left. ``depths``: of multi-token
+    prediction. ``share_prompts``: the pack holds every prompt once (:mod:`slime_cli.training.batching.prefixes`); on
+    one context parallel rank.
 
     No positions: a filler of masked tokens that keeps the ranks' collectives in step.
     """
     p = np.asarray(positions, np.int64)
-    lengths = batch.lengths_N[p]
-    responses = batch.response_lengths_N[p]
-    owner_T, place_T = packs.places(lengths, cut)
-    real_T = place_T < lengths[owner_T]
-    at_T = batch.starts_N[p][owner_T] + place_T
-    response_T = place_T - (lengths - responses - 1)[owner_T]  # which response token a place predicts
-    where = np.flatnonzero((response_T >= 0) & (response_T < responses[owner_T]))
-    rows = (batch.response_starts_N[p][owner_T] + response_T)[where]
-    padding = (-len(at_T)) % cut.tokens_multiple if len(at_T) else cut.tokens_multiple
-    tokens = np.where(real_T, batch.tokens_T[np.where(real_T, at_T, 0)], 0)
-    padding_T = np.concatenate([~real_T, np.ones(padding, bool)])
+    found = (prefixes.shared if share_prompts and len(p) else prefixes.whole)(batch, p, cut)
+    count = len(found.at_T)
+    padding = (-count) % cut.tokens_multiple if count else cut.tokens_multiple
+    tokens = np.where(found.real_T, batch.tokens_T[found.at_T], 0)
+    padding_T = np.concatenate([~found.real_T, np.ones(padding, bool)])
+    lengths = found.lengths_N.tolist()
+    prefix_N = None if found.prefix_N is None else found.prefix_N.tolist()
+    if padding:
+        lengths.append(padding * cut.size)
+        if prefix_N is not None:
+            prefix_N.append(packs.NO_PREFIX)
+    rows = found.rows_R
 
     def tensor(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(values, dtype=dtype).to(device)
 
     def of_response(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         """One value a response token; a single 0 where the rank has none, so that no column is ever empty."""
-        return tensor(values if len(where) else np.zeros(1), dtype)
+        return tensor(values if len(rows) else np.zeros(1), dtype)
 
     def column(values_R: np.ndarray | None) -> torch.Tensor | None:
         return None if values_R is None else of_response(values_R[rows], torch.float32)
-
-    def further(depth: int) -> Further:
-        ahead_T = np.flatnonzero(place_T + depth < lengths[owner_T])
-        ahead = np.zeros(len(at_T) + padding, np.int64)
-        ahead[ahead_T] = batch.tokens_T[at_T[ahead_T] + depth]
-        places = np.flatnonzero((response_T + depth >= 0) & (response_T + depth < responses[owner_T]))
-        rows = (batch.response_starts_N[p][owner_T] + response_T)[places] + depth
-
-        def predicted(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-            return tensor(values if len(places) else np.zeros(1), dtype)
-
-        return Further(
-            tokens_T=tensor(ahead, torch.long),
-            where_R=predicted(places, torch.long),
-            targets_R=predicted(batch.tokens_T[at_T[places] + depth + 1], torch.long),
-            mask_R=predicted(batch.loss_mask_R[rows], torch.bool),
-            weight_R=predicted(weights_N[p][owner_T[places]], torch.float32),
-        )
 
     return MicroBatch(
         positions=list(positions),
         tokens_T=tensor(np.concatenate([tokens, np.zeros(padding, np.int64)]), torch.long),
         padding_T=tensor(padding_T if len(p) else ~padding_T, torch.bool),
-        pack=packs.pack([*lengths.tolist(), padding * cut.size] if padding else lengths.tolist(), device, cut),
-        where_R=of_response(where, torch.long),
-        targets_R=of_response(batch.tokens_T[at_T[where] + 1], torch.long),
+        pack=packs.pack(lengths, device, cut, prefix_N),
+        where_R=of_response(found.where_R, torch.long),
+        targets_R=of_response(batch.tokens_T[found.targets_R], torch.long),
         mask_R=of_response(batch.loss_mask_R[rows], torch.bool),
-        weight_R=of_response(weights_N[p][owner_T[where]], torch.float32),
-        sample_R=of_response(owner_T[where], torch.long),
+        weight_R=of_response(weights_N[p][found.owner_R], torch.float32),
+        sample_R=of_response(found.owner_R, torch.long),
         rows_R=rows,
         rollout_log_probs_R=column(batch.rollout_log_probs_R),
         teacher_log_probs_R=column(batch.teacher_log_probs_R),
         nucleus=_nucleus(batch, rows, device) if nucleus else None,
-        routed_experts_TLK=_routed_experts(batch.routed_experts_TLK, at_T, ~padding_T),
-        further=[further(depth) for depth in range(1, depths + 1)],
+        routed_experts_TLK=_routed_experts(batch.routed_experts_TLK, found.at_T, ~padding_T),
+        further=[
+            _further(batch, p, weights_N, n, cut=cut, padding=padding, device=device) for n in range(1, depths + 1)
+        ],
+    )
+
+
+def _further(
+    batch: TrainBatch,
+    p: np.ndarray,
+    weights_N: np.ndarray,
+    depth: int,
+    *,
+    cut: packs.Cut,
+    padding: int,
+    device: torch.device,
+) -> Further:
+    """What a layer of multi-token prediction is trained on; the samples are whole, each a sequence of the pack."""
+    lengths = batch.lengths_N[p]
+    responses = batch.response_lengths_N[p]
+    owner_T, place_T = packs.places(lengths, cut)
+    at_T = batch.starts_N[p][owner_T] + place_T
+    response_T = place_T - (lengths - responses - 1)[owner_T]
+    ahead_T = np.flatnonzero(place_T + depth < lengths[owner_T])
+    ahead = np.zeros(len(at_T) + padding, np.int64)
+    ahead[ahead_T] = batch.tokens_T[at_T[ahead_T] + depth]
+    places = np.flatnonzero((response_T + depth >= 0) & (response_T + depth < responses[owner_T]))
+    rows = (batch.response_starts_N[p][owner_T] + response_T)[places] + depth
+
+    def tensor(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=dtype).to(device)
+
+    def predicted(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        return tensor(values if len(places) else np.zeros(1), dtype)
+
+    return Further(
+        tokens_T=tensor(ahead, torch.long),
+        where_R=predicted(places, torch.long),
+        targets_R=predicted(batch.tokens_T[at_T[places] + depth + 1], torch.long),
+        mask_R=predicted(batch.loss_mask_R[rows], torch.bool),
+        weight_R=predicted(weights_N[p][owner_T[places]], torch.float32),
     )
 
 

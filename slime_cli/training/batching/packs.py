@@ -78,12 +78,14 @@ class Pack(PackedSeqParams):
     ends_N1: torch.Tensor | None = None
     """Where each sequence begins, and the pack ends, over all context parallel ranks: int32, on the device."""
     lengths_N: Lengths = ()
+    prefix_N: Sequence[int] | np.ndarray | None = None
+    """The sequence that each continues, where sequences share what they begin with."""
     cut: Cut = Cut()
 
     @functools.cached_property
     def rectangles(self) -> Rectangles:
         """Made when attention first asks: a kernel that takes packs has no use for them."""
-        shape = rectangles(self.lengths_N) if self.cut.size == 1 else zigzag(self.lengths_N, self.cut)
+        shape = rectangles(self.lengths_N, self.prefix_N) if self.cut.size == 1 else zigzag(self.lengths_N, self.cut)
         device = None if self.ends_N1 is None else self.ends_N1.device
         queries, keys = ([x.to(device) for x in part] for part in (shape.queries, shape.keys))
         return Rectangles(queries, keys, shape.scatter_T.to(device))
@@ -93,6 +95,16 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """``concatenate([arange(s, s + n) ...])`` without a Python loop."""
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+
+
+NO_PREFIX = -1
+
+
+def before(lengths_N: Lengths, prefix_N: Lengths) -> np.ndarray:
+    """How many tokens come before each sequence's first: those of the sequence that it continues, ``prefix_N``, or none
+    with :data:`NO_PREFIX`, [N]."""
+    prefix_N = np.asarray(prefix_N, np.int64)
+    return np.where(prefix_N == NO_PREFIX, 0, np.asarray(lengths_N, np.int64)[prefix_N])
 
 
 def places(lengths_N: Lengths, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
@@ -109,10 +121,21 @@ def places(lengths_N: Lengths, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
     return owners_T, within_T + chunk_T * np.where(first_T, cut.rank, 2 * cut.size - 2 - cut.rank)
 
 
-def pack(lengths: Lengths, device: torch.device, cut: Cut = Cut()) -> Pack:
-    """Parameters of a pack of sequences with these lengths (padding of the pack, if any, is a sequence of its own)."""
+def pack(
+    lengths: Lengths, device: torch.device, cut: Cut = Cut(), prefix_N: Sequence[int] | np.ndarray | None = None
+) -> Pack:
+    """Parameters of a pack of sequences with these lengths (padding of the pack, if any, is a sequence of its own).
+
+    ``prefix_N``: the sequence of the pack that each continues, or :data:`NO_PREFIX`. It is for local layers that attend
+    in rectangles, on one context parallel rank.
+    """
     _, positions_T = places(lengths, cut)
     whole_N = cut.whole(lengths)
+    longest = int(whole_N.max())
+    if prefix_N is not None:
+        before_N = before(lengths, prefix_N)
+        positions_T = positions_T + np.repeat(before_N, lengths)
+        longest = int((whole_N + before_N).max())
     angles_T = positions_T
     if cut.size > 1:
         half = len(positions_T) // 2
@@ -131,32 +154,39 @@ def pack(lengths: Lengths, device: torch.device, cut: Cut = Cut()) -> Pack:
         cu_seqlens_kv=ends,
         cu_seqlens_q_padded=slices,
         cu_seqlens_kv_padded=slices,
-        max_seqlen_q=int(whole_N.max()),
-        max_seqlen_kv=int(whole_N.max()),
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
         pad_between_seqs=False,  # else Transformer Engine compares lengths in every layer, and waits for the GPU
         positions_T=torch.from_numpy(positions_T).to(device),
         angles_T=torch.from_numpy(angles_T).to(device),
         ends_N1=on_device,
         lengths_N=lengths,
+        prefix_N=prefix_N,
         cut=cut,
     )
 
 
-def rectangles(lengths: Lengths) -> Rectangles:
+def rectangles(lengths: Lengths, prefix_N: Sequence[int] | np.ndarray | None = None) -> Rectangles:
     """Whole sequences grouped by length to the next power of two, padded on the right: at most doubled, and no query
-    sees it."""
+    sees it. Those that continue another one (``prefix_N``) are grouped by its length too, and see its tokens first."""
     lengths_N = np.asarray(lengths, np.int64)
     starts = np.cumsum(lengths_N) - lengths_N
-    classes = [int(n - 1).bit_length() for n in lengths_N]
+    prefix_N = np.full(len(lengths_N), NO_PREFIX) if prefix_N is None else np.asarray(prefix_N, np.int64)
+    before_N = before(lengths_N, prefix_N)
+    classes = [(int(b), int(n - 1).bit_length()) for b, n in zip(before_N, lengths_N)]
     queries = []
+    keys = []
     valid = []
     for each in sorted(set(classes)):
-        members = np.flatnonzero(np.asarray(classes) == each)
+        members = np.flatnonzero([found == each for found in classes])
         column = np.arange(lengths_N[members].max())
         inside = column < lengths_N[members][:, None]
-        queries.append(np.where(inside, starts[members][:, None] + column, 0))
+        own = np.where(inside, starts[members][:, None] + column, 0)
+        seen = starts[prefix_N[members]][:, None] + np.arange(each[0])
+        queries.append(own)
+        keys.append(np.concatenate([seen, own], axis=1))
         valid.append(inside)
-    return _rectangles(queries, queries, valid, int(lengths_N.sum()))
+    return _rectangles(queries, keys, valid, int(lengths_N.sum()))
 
 
 def zigzag(lengths: Lengths, cut: Cut) -> Rectangles:

@@ -49,6 +49,7 @@ class Splitter:
                 device=self.device,
                 nucleus=nucleus,
                 depths=self.args.mtp_num_layers or 0,
+                share_prompts=self.shares_prompts,
             )
             for own in plan.per_rank[mpu.get_data_parallel_rank()]
         ]
@@ -72,6 +73,17 @@ class Splitter:
             deal_by=costs if s.balance_data else None,
             multiple=args.pipeline_model_parallel_size if args.virtual_pipeline_model_parallel_size else 1,
         )
+
+    @property
+    def shares_prompts(self) -> bool:
+        """A pack holds the prompt of a group once. It needs attention in rectangles, which a CPU has, and every token
+        to count by itself: a router balances its experts over all, a layer that predicts several tokens shifts a pack,
+        and a user's model or loss may do anything."""
+        args = self.args
+        s = self.settings
+        rectangles = self.device.type == "cpu" and args.transformer_impl == "local" and args.context_parallel_size == 1
+        of_user = s.custom_model_provider_path or s.custom_loss_function_path
+        return s.policy and rectangles and not (args.num_experts or args.mtp_num_layers or of_user)
 
     @property
     def cut(self) -> packs.Cut:

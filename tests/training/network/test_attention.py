@@ -27,6 +27,16 @@ def test_packed_attention_is_attention_over_each_sequence_alone(job, lengths, he
     assert got["out"] < rounding.bound(dtype) and got["gradient"] < rounding.bound(dtype)
 
 
+@pytest.mark.parametrize("heads", ["mha", "gqa", "mqa"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("job", ["single", layout_launch.OTHER])
+def test_a_sequence_that_continues_another_attends_to_it_first(job, heads, dtype):
+    (rank,) = layout_launch.ranks(job)
+    got = rank["attention"][f"continued-{heads}-{dtype}"]
+    assert got["out"] < rounding.bound(dtype) and got["gradient"] < rounding.bound(dtype)
+    assert got["positions"] == 0
+
+
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("lengths", ["one", "ragged", "long_and_short", "many"])
 def test_context_parallel_parts_of_a_pack_add_up_to_attention_over_the_whole(cases, lengths, size):
