@@ -2,6 +2,7 @@
 
 Usage: python ci/gpu/synthetic.py FOLDER    (a new folder; about 5 minutes on an H200)
 
+Further words go to ``slime train``; with ``--equal`` before them there is no run of mixed lengths.
 Both runs use one endpoint. The same load goes straight to the engine before, for the share of its speed that a rollout
 has.
 """
@@ -114,6 +115,9 @@ def run(folder: pathlib.Path, name: str, endpoint: str, words: list[str], rollou
 def main() -> int:
     folder = pathlib.Path(sys.argv[1]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    words = sys.argv[2:]
+    equal_alone = words[:1] == ["--equal"]
+    words = words[equal_alone:]
     memory = common.Memory()
     server, endpoint = serve(folder)
     try:
@@ -124,11 +128,12 @@ def main() -> int:
         speed = straight(url, prompts, LENGTH)
         common.say("straight", tokens_per_s=speed, requests=SAMPLES, tokens=LENGTH, peak_gib=memory.peak())
         where = str(folder / "serve" / "endpoint.json")
-        equal = run(folder, "equal", where, [], 4)
+        equal = run(folder, "equal", where, words, 4)
         common.say("memory", run="equal", peak_gib=memory.peak())
-        mixed = ["--rollout-max-response-len", "4096", "--rollout-stop-token-ids", *STOPS]
-        run(folder, "mixed", where, mixed, 4)
-        common.say("memory", run="mixed", peak_gib=memory.peak())
+        if not equal_alone:
+            mixed = [*words, "--rollout-max-response-len", "4096", "--rollout-stop-token-ids", *STOPS]
+            run(folder, "mixed", where, mixed, 4)
+            common.say("memory", run="mixed", peak_gib=memory.peak())
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(60)
