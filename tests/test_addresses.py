@@ -118,3 +118,10 @@ def test_without_a_route_the_machine_s_own_name_or_loopback_is_named(monkeypatch
 )
 def test_what_counts_as_loopback(host, is_it):
     assert addresses.is_loopback(host) is is_it
+
+
+@pytest.mark.parametrize(
+    ("host", "is_it"), [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False), ("no.such.host.invalid", False)]
+)
+def test_which_addresses_this_machine_has(host, is_it):
+    assert addresses.is_mine(host) is is_it

@@ -103,3 +103,18 @@ def test_libraries_are_asked_by_importing_them(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = engine_kernels.find.__wrapped__()
     assert found == engine_kernels.Kernels({engine_kernels.ATTENTION: "OSError: libcuda.so.1: no such file"}, 9)
+
+
+def test_gpus_by_their_uuids_however_they_are_written(tmp_path, monkeypatch):
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho GPU-1A2b\necho GPU-3c4D\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    device.gpus.cache_clear()
+    try:
+        assert device.gpus() == ["1a2b", "3c4d"] and device.gpu_name("1A2B") == "1a2b"
+        driver.unlink()
+        device.gpus.cache_clear()
+        assert device.gpus() == []
+    finally:
+        device.gpus.cache_clear()
