@@ -180,7 +180,11 @@ def main() -> int:
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    words = ["--sglang-mem-fraction-static", "0.4", "--sglang-disable-cuda-graph"] if device.type == "cuda" else []
+    words = (
+        ["--sglang-mem-fraction-static", "0.4", "--sglang-cuda-graph-backend-decode", "disabled"]
+        if device.type == "cuda"
+        else []
+    )
     started = time.monotonic()
     with serving(folder, SMALL if args.small else SHAPE, words) as (url, model):
         common.say("serve-rollout", seconds=time.monotonic() - started)
