@@ -157,6 +157,8 @@ class TrainerRank:
 
     def offload(self, parts: Sequence[str]) -> None:
         """Parts of :data:`slime_cli.training.network.residence.PARTS` leave the device's memory."""
+        if self.sender is not None and "weights" in parts:
+            self.sender.free()
         with self.tracer.span("offload", parts=list(parts)) as about:
             about["bytes"] = self.residence.offload(parts)
             about["held_bytes"] = peak.held()

@@ -62,6 +62,10 @@ class Buffers[M: Memory]:
             self._kept[which] = kept = self.make(size)
         return kept
 
+    def free(self) -> None:
+        """Nothing is kept any more."""
+        self._kept = [None, None]
+
 
 class _Filling[M: Memory]:
     """A bucket in the making."""

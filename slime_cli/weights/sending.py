@@ -43,6 +43,11 @@ class Sender:
         together = any(receiver.sources != (0,) * receiver.ranks for receiver in how.receivers)
         return self._into_shared(named, how, most, together) if together or self.rank == 0 else _through(named)
 
+    def free(self) -> None:
+        """The memory of both buffers is given back, until the next :meth:`send`."""
+        self._shared.free()
+        self._own.free()
+
     def part(self) -> None:
         """Leaves the group with engines, if there is one."""
         if self._group is not None:

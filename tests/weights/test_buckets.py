@@ -59,6 +59,9 @@ def test_two_buffers_in_turn_whatever_the_number_of_buckets_and_a_larger_one_for
         memories = [b.memory for b in buckets.packed(whole(tensors), made, limit=100, most=540, mixed=True)]
         assert len(memories) == 5 and memories[0] is memories[2] is memories[4] and memories[3] is not memories[2]
     assert sizes == [112, 112, 304], "the larger one is kept"
+    made.free()
+    next(buckets.packed(whole(tensors), made, limit=100, most=540, mixed=True))
+    assert sizes == [112, 112, 304, 112]
 
 
 def test_a_small_model_takes_a_small_buffer():
