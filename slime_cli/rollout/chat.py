@@ -231,13 +231,15 @@ class Renderer:
         return Talk(row, messages, tools, None if marked == [messages, tools] else tuple(marked))
 
     def _say_what_is_left_out(self, row: PromptRow, messages: list[dict[str, Any]], tools: list | None) -> None:
-        """Once for tools and for calls of them, at the first row that has some: a template that knows of neither leaves
-        them out."""
+        """Once for tools, for calls of them and for messages of a role, at the first row that has some: a template that
+        does not know of them leaves them out."""
         without_calls = [{key: value for key, value in m.items() if key != "tool_calls"} for m in messages]
         looked = {
             "tools": (tools, messages, None),
             "tool calls": (any(m.get("tool_calls") for m in messages), without_calls, tools),
         }
+        for role in {m["role"] for m in messages if m.get("content")} - {"assistant"}:
+            looked[f"messages of the role {role}"] = (True, [_other(m, role) for m in messages], tools)
         for what, (there, other_messages, other_tools) in looked.items():
             if not there or self.say is None or what in self._looked_for:
                 continue
@@ -298,6 +300,11 @@ class Renderer:
                 fix = "begin it with a user's or a system message"
                 raise RowError(talk.row, "begins_with_assistant", reason, fix) from error
         return self.text(talk, len(talk.messages) if count is None else count, generate=True)
+
+
+def _other(message: dict[str, Any], role: str) -> dict[str, Any]:
+    """Another content in a message of the role."""
+    return message | {"content": f"?{message.get('content')}"} if message["role"] == role else message
 
 
 def first_answer(prompt: str | list[dict[str, Any]]) -> int | None:

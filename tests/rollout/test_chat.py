@@ -77,6 +77,22 @@ def test_what_a_template_leaves_out_of_a_conversation_with_tools_is_said_once(re
 # -- templates of other kinds, over the same tokenizer -----------------------------------------------------------------
 
 
+def test_a_role_whose_messages_a_template_leaves_out_is_said_once(renderer, monkeypatch):
+    knows = "{% for m in messages if m.role != 'tool' %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(renderer.tokenizer, "chat_template", knows)
+    warnings = []
+    fresh = Renderer(renderer.tokenizer.name_or_path, renderer.options, warnings.append)
+    fresh.tokenizer = renderer.tokenizer
+    for line in (1, 2, 3):
+        fresh.prompt(
+            PromptRow([*TURNS[:2], {"role": "tool", "content": "9"}][: line + 1], None, {}, "data.jsonl", line)
+        )
+    assert warnings == [
+        "warning: data.jsonl:2: the chat template writes no messages of the role tool: the model neither sees nor "
+        "learns them"
+    ]
+
+
 def prompt(renderer, value, **metadata) -> list[str]:
     rendered = renderer.prompt(PromptRow(value, None, metadata, "data.jsonl", 7))
     return renderer.tokenizer.convert_ids_to_tokens(rendered.tokens)
