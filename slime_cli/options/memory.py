@@ -28,6 +28,7 @@ attention layers * (r_kv + d_rope) * w_e.
 from dataclasses import dataclass
 from typing import Any
 
+from slime_cli.hardware import device as hardware
 from slime_cli.options.checks.placement import layout
 from slime_cli.options.derive import longest
 from slime_cli.options.resolve import Resolved
@@ -134,6 +135,11 @@ def estimate(resolved: Resolved, derived: dict[str, Any] | None = None) -> dict[
     }
 
 
+def computed(resolved: Resolved) -> str:
+    """The type that the trainer computes in on this machine, and engines by default."""
+    return hardware.trainer_dtype(hardware.find().kind, resolved.megatron)
+
+
 def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, int]:
     megatron = resolved.megatron
     slime = resolved.slime
@@ -145,7 +151,7 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
     expert_tp = megatron.get("expert_tensor_parallel_size") or tp
     experts = part * model.experts / sizes["ep"] / expert_tp
     held = part * (split / tp + model.layers * model.norms) + ends / tp + model.h
-    half = bool(megatron.get("bf16") or megatron.get("fp16"))
+    half = computed(resolved) != "float32"
     weight = 2 if half else 4
     shared = held + experts
     if megatron.get("use_distributed_optimizer"):
@@ -173,7 +179,8 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
 def _engine(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, int]:
     slime = resolved.slime
     tp = sizes["engine_tp"]
-    width = 4 if resolved.sglang.get("dtype") == "float32" else 2
+    dtype = resolved.sglang.get("dtype")
+    width = 4 if (computed(resolved) if dtype in (None, "auto") else dtype) == "float32" else 2
     per_token = model.layers * model.cached // min(tp, model.heads_cached) * width
     per_sample = longest(slime)
     samples = (slime.rollout_batch_size or 0) * slime.n_samples_per_prompt

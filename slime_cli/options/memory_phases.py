@@ -56,7 +56,7 @@ def _activations(resolved: Resolved, model: memory.Shape) -> tuple[int, int]:
     """Bytes of a micro-batch's in all layers of a rank, and in one."""
     m = resolved.megatron
     sizes = layout(resolved)
-    width = 2 if m.get("bf16") or m.get("fp16") else 4
+    width = 4 if memory.computed(resolved) == "float32" else 2
     tokens = resolved.slime.max_tokens_per_gpu or m.get("micro_batch_size", 1) * longest(resolved.slime)
     feed_forward = model.dense / model.layers / model.h
     layer = 3 * model.h + 1.5 * model.attention / model.h + feed_forward
