@@ -16,9 +16,10 @@ def fill_options(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -
 
 
 def place_step_count(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Puts the step count where ``optimizer`` reads it: torch's Adam in each weight's state, the other's in the
-    parameter group. Else it would begin at step 1 again, or fail."""
+    """Puts the step count where ``optimizer`` reads it: torch's Adam, and slime's without moments, in each weight's
+    state, the other's in the parameter group. Else it would begin at step 1 again, or fail."""
     in_states = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
+    in_states = in_states or any("step" in state for state in optimizer.state.values())
     for group in state_dict["param_groups"]:
         states = [state_dict["state"][i] for i in group["params"] if i in state_dict["state"]]
         found = [place.pop("step", None) for place in (group, *states)]
