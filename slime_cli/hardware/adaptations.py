@@ -125,6 +125,13 @@ KERNELS_ON_CPU = Adaptation(
     devices="cpu",
     test="tests/hardware/test_adaptations.py",
 )
+NO_MEGATRON_IN_ENGINES = Adaptation(
+    library="sglang",
+    what="`import megatron` fails in an engine's process, as where Megatron is not installed",
+    why="SGLang's tensor dumper imports it for a part that is not used, and importing it sets torch_memory_saver to a "
+    "mode in which CUDA graphs can't give their memory back: with `--offload-rollout` the engine ends",
+    test="tests/hardware/test_adaptations.py",
+)
 ATTENTION_ON_CPU = Adaptation(
     library="sglang",
     what="`torch_native` attention computes the sequences of a batch side by side, through SGLang's hook registry",

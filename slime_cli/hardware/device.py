@@ -18,6 +18,7 @@ from slime_cli.hardware import adaptations, engine_kernels, transformer_engine
 CPU_TOKENS = 65536
 """Tokens whose keys and values an engine on a CPU has room for, unless it is told another number."""
 CPU_FOLDER = pathlib.Path(__file__).parent / "cpu"
+ENGINES_FOLDER = pathlib.Path(__file__).parent / "engines"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,10 +170,12 @@ def engine_environment(environment: dict[str, str], *, rests: bool = False) -> d
         # The router asks every 2 s, and an engine that has given its memory back must not generate for the answer.
         out["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
         out.setdefault("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "1")  # CUDA graphs stay, and their memory is given back too
+    stand_ins = [adaptations.NO_MEGATRON_IN_ENGINES.stand_ins(ENGINES_FOLDER, "megatron")]
+    if find().kind == "cpu":
+        stand_ins.append(adaptations.KERNELS_ON_CPU.stand_ins(CPU_FOLDER, "sgl_kernel"))
+    out["PYTHONPATH"] = os.pathsep.join(p for p in (*stand_ins, out.get("PYTHONPATH", "")) if p)
     if find().kind == "cpu":
         out["SGLANG_USE_CPU_ENGINE"] = "1"
-        stand_ins = adaptations.KERNELS_ON_CPU.stand_ins(CPU_FOLDER, "sgl_kernel")
-        out["PYTHONPATH"] = os.pathsep.join(p for p in (stand_ins, out.get("PYTHONPATH", "")) if p)
         out.setdefault("OMP_NUM_THREADS", "1")
     else:
         out |= group_environment()

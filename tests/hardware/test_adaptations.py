@@ -21,7 +21,7 @@ import pytest
 from ci import adaptations_page
 from slime_cli import installed
 from slime_cli.errors import EngineError
-from slime_cli.hardware import adaptations
+from slime_cli.hardware import adaptations, device
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "slime_cli"
@@ -253,3 +253,16 @@ def test_a_kernel_of_the_stand_in_raises_when_it_is_called():
     program = "import sgl_kernel\ntry:\n    sgl_kernel.silu_and_mul(1)\nexcept NotImplementedError as error:\n"
     found = on_a_cpu(f"{program}    print(error)", PYTHONPATH=os.pathsep.join([folder, str(ROOT)]))
     assert found.strip() == "sgl_kernel.silu_and_mul has no CPU implementation"
+
+
+def test_an_engine_imports_no_megatron_and_its_memory_saver_stays_as_it_was():
+    environment = device.engine_environment({"PYTHONPATH": str(ROOT)})
+    program = (
+        "import sys\n"
+        "from torch_memory_saver import torch_memory_saver\n"
+        "from sglang.srt.debug_utils import dumper\n"
+        "print(dumper._MegatronPlugin._available, torch_memory_saver._impl_ctor_kwargs)\n"
+    )
+    words = [sys.executable, "-W", "ignore", "-c", program]
+    found = subprocess.run(words, env=dict(os.environ) | environment, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "False {}"
