@@ -18,6 +18,7 @@ _PADDED = re.compile(r"(.*\.)?(embed_tokens|lm_head)\.weight")
 _KEYS_VALUES = re.compile(r".*\.(k_proj|v_proj)\.(weight|bias)")
 _ROWS = re.compile(r".*\.(q_proj|gate_proj|up_proj)\.(weight|bias)")
 _COLUMNS = re.compile(r".*\.(o_proj|down_proj)\.weight")
+_PLAIN = re.compile(r"(.*\.)?(embed_tokens|lm_head|qkv_proj|gate_up_proj|o_proj|down_proj|\w*norm)\.(weight|bias)")
 _MULTIPLE = 64
 """SGLang pads the vocabulary to a multiple of these rows."""
 
@@ -47,6 +48,11 @@ def parts_of(name: str) -> list[str]:
         if f".{fused}." in name:
             return [name.replace(fused, part) for part in parts]
     return [name]
+
+
+def is_plain(name: str) -> bool:
+    """An engine's tensor that has the shape of its parts, one under the other. Of others the bytes alone may agree."""
+    return _PLAIN.fullmatch(name) is not None
 
 
 def cut(part: str, shape: Sequence[int], rank: Rank) -> Cut | None:

@@ -81,3 +81,20 @@ def test_the_vocabulary_is_padded_before_it_is_shared(rows, of):
 )
 def test_what_does_not_divide_is_not_known(part, shape, rank):
     assert held.cut(LAYER + part, shape, rank) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "is_it"),
+    [
+        ("model.layers.0.self_attn.qkv_proj.bias", True),
+        ("model.layers.0.self_attn.q_norm.weight", True),
+        ("model.layers.11.post_attention_layernorm.weight", True),
+        ("model.norm.weight", True),
+        ("lm_head.weight", True),
+        ("model.layers.0.linear_attn.conv1d.weight", False),
+        ("model.layers.0.mlp.experts.w13_weight", False),
+        ("model.layers.0.mlp.gate.e_score_correction_bias", False),
+    ],
+)
+def test_which_tensors_have_the_shape_of_their_parts(name, is_it):
+    assert held.is_plain(name) is is_it

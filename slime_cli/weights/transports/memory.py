@@ -17,7 +17,7 @@ from slime_cli.errors import DataError, EngineError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import layout
 from slime_cli.manifests.proof import Proof
-from slime_cli.weights import sums, verification
+from slime_cli.weights import held, sums, verification
 from slime_cli.weights.held import Rank
 from slime_cli.weights.transport import BUFFER, Asked, Learner, Receiver, Sending, Version
 
@@ -100,7 +100,7 @@ class Memory:
         assert isinstance(version, InMemory)
         expected = InTrainer(version)
         proofs = verification.verify(version, engines, expected)
-        if all(proof.kind == "checksum" for proof in proofs):
+        if all(proof.kind == "checksum" for proof in proofs) and all(map(held.is_plain, expected.names)):
             self._proven, self._proven_in = expected.names, set(engines)
         return proofs
 
