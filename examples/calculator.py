@@ -2,7 +2,7 @@
 
 It writes an expression between two marks, ``<<12*(3+4)>>``. The engine stops at the second one; the result is appended
 as text that is not trained, and the model continues behind it. An answer ends where the model ends a turn without a
-call, at its length, or after CALLS calls.
+call, at its length, or at one more call than CALLS.
 
 Tokens go in and come out: the engine is sent the ids that it sampled, never a text that was encoded again.
 """
@@ -34,10 +34,10 @@ async def generate(args, sample, sampling_params):
         sample.tokens = hooks.render(args, question)
     stops = {"stop": [*close, *(sampling_params.get("stop") or [])]}
     turn = sample.metadata.setdefault("turn", {"calls": 0, "begin": 0})  # what a continued call must know
-    while turn["calls"] < CALLS:
+    while True:
         await engine.generate(sample, sampling_params | stops)
         expression = called(sample.response[turn["begin"] :], getattr(args, "calculator_open", OPEN), close)
-        if sample.status is not hooks.Status.COMPLETED or expression is None:
+        if sample.status is not hooks.Status.COMPLETED or expression is None or turn["calls"] == CALLS:
             break
         hooks.append_text(args, sample, f" = {value(expression)}\n")
         turn |= {"calls": turn["calls"] + 1, "begin": len(sample.response)}

@@ -37,10 +37,10 @@ async def generate(args, sample, sampling_params):
     found = index(str(getattr(args, "retrieval_corpus", CORPUS)))
     stops = {"stop": [*close, *(sampling_params.get("stop") or [])]}
     turn = sample.metadata.setdefault("turn", {"searches": 0, "begin": 0})  # what a continued call must know
-    while turn["searches"] < SEARCHES:
+    while True:
         await engine.generate(sample, sampling_params | stops)
         query = asked(sample.response[turn["begin"] :], close)
-        if sample.status is not hooks.Status.COMPLETED or query is None:
+        if sample.status is not hooks.Status.COMPLETED or query is None or turn["searches"] == SEARCHES:
             break
         passages = "\n".join(f"({p['title']}) {p['text']}" for p in found.search(query, PASSAGES))
         hooks.append_text(args, sample, f"\n<result>{passages or 'nothing was found'}</result>\n")
