@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from slime_cli.commands import train
+from slime_cli.commands import doctor_function, train
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
@@ -36,6 +36,17 @@ def test_a_command_of_the_page_is_a_run(command, capsys, monkeypatch):
     assert train.run([*words[1:], "--dry-run"]) == 0
     said = capsys.readouterr()
     assert "warning" not in said.out + said.err
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("calculator", 20), ("retrieval", 16), ("solver_and_critic", 4)])
+def test_the_contract_of_a_generate_function_holds_with_tool_calls(name, tokens, tmp_path):
+    """A scripted engine answers ``2+3``; the mark ends a call at its last character."""
+    (tmp_path / "marks.yaml").write_text('calculator_open: [""]\ncalculator_close: ["3"]\nretrieval_close: ["3"]\n')
+    words = ["--custom-config-path", str(tmp_path / "marks.yaml"), "--rollout-max-response-len", "200"]
+    found = list(doctor_function.check("generate", f"{EXAMPLES / name}.py:generate", words))
+    assert [finding.status for finding in found] == ["ok"] * len(found), found
+    said = " ".join(finding.detail for finding in found)
+    assert f"{tokens} of them trained" in said and "it says ABORTED" in said
 
 
 def sample(response: str, label: str) -> types.SimpleNamespace:
