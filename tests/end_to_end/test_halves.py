@@ -97,9 +97,9 @@ def rows(path: pathlib.Path) -> list[dict]:
     return pq.read_table(path).to_pylist()
 
 
-@pytest.mark.parametrize("source", ["saved/{rollout_id}.parquet", "rollouts/{rollout_id:06d}"])
-def test_training_alone_is_the_training_of_the_whole_run(whole, tmp_path, source):
-    loaded = ("--load-debug-rollout-data", whole / source, "--save-debug-train-data", tmp_path / "{rollout_id}.parquet")
+def test_training_alone_is_the_training_of_the_whole_run(whole, tmp_path):
+    loaded = ("--load-debug-rollout-data", whole / "saved" / "{rollout_id}.parquet")
+    loaded += ("--save-debug-train-data", tmp_path / "{rollout_id}.parquet")
     done("--profile", RL, "--num-rollout", 2, "--run-dir", tmp_path / "run", *loaded)
     assert "trainer" in processes(tmp_path / "run")
     assert not list((tmp_path / "run" / layout.LOGS).glob("engine-*")), "no engine was started"
