@@ -8,6 +8,7 @@ in reverse order, before the threads that still wait for it are joined.
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +75,8 @@ class Run:
             limit = self.resolved.slime.max_seconds_without_progress
             stack.enter_context(blocking.named(self.screen.say, limit=limit))
             shared = await self._start(phases, stack)
+            gc.collect()
+            gc.freeze()  # looking over the libraries takes as long as a small rollout, at every other one
             previous = None
             for name, options, folder in phases:
                 phase = Phase(name, options, folder, shared, previous)
