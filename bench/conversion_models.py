@@ -3,6 +3,7 @@ computes of them."""
 
 import json
 import pathlib
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,6 +61,17 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+DELTA = dict(
+    rms_norm_eps=0.1,  # else the norm behind the delta rule magnifies roundings where that is near 0, transformers' too
+    num_hidden_layers=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+)
+GATED_EXPERTS = dict(num_experts=8, shared_expert_intermediate_size=24)
+VISION = {"vision": True}
+"""As published: the language model is a part of one that takes images, and experts are packed."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3": ("Qwen3", DENSE),
     "Qwen3, tied": ("Qwen3", DENSE | {"tie_word_embeddings": True}),
@@ -84,22 +96,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "GLM-4": ("Glm4", DENSE),
     "MiniMax-M2": (
         "MiniMaxM2",
-        DENSE | {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24, "rotary_dim": 4},
-    ),
-    "Qwen3-Next": (
-        "Qwen3Next",
         DENSE
-        | EXPERTS
-        | dict(
-            num_experts=8,
-            num_hidden_layers=4,
-            shared_expert_intermediate_size=24,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-        ),
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24, "rotary_dim": 4}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
     ),
+    "Qwen3-Next": ("Qwen3Next", DENSE | DELTA | EXPERTS | GATED_EXPERTS),
+    "Qwen3.5": ("Qwen3_5", DENSE | DELTA),
+    "Qwen3.5-MoE": ("Qwen3_5Moe", DENSE | DELTA | EXPERTS | GATED_EXPERTS),
+    "Qwen3.5, with vision": ("Qwen3_5", DENSE | DELTA | VISION),
+    "Qwen3.5-MoE, with vision": ("Qwen3_5Moe", DENSE | DELTA | EXPERTS | GATED_EXPERTS | VISION),
 }
 """Family -> prefix of transformers' classes, and fields of its config."""
 
@@ -109,19 +114,23 @@ def make(family: str, folder: pathlib.Path) -> None:
     import torch
     import transformers
 
-    name, fields = FAMILIES[family]
+    name, fields = FAMILIES[family][0], dict(FAMILIES[family][1])
+    vision = fields.pop("vision", False)
+    around_zero = "linear_num_key_heads" in fields
     of = (
         "Qwen2" if name == "MiMo" else name
     )  # transformers has no MiMo; but for layers that predict further tokens it is a Qwen2
-    config = getattr(transformers, f"{of}Config")(**fields)
+    of_text = "Text" if name.startswith("Qwen3_5") else ""
+    config = getattr(transformers, f"{of}{of_text}Config")(**fields)
     torch.manual_seed(11)
     model = getattr(transformers, f"{of}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if key.endswith("e_score_correction_bias") or tensor.dim() > 1 and not key.endswith("inv_freq"):
                 tensor.normal_(std=0.2)
-            elif not key.endswith("inv_freq"):
-                tensor.normal_(mean=0.0 if key.endswith("bias") else 1.0, std=0.2)  # norms of ones would hide a mix-up
+            elif not key.endswith("inv_freq"):  # norms of ones would hide a mix-up
+                zero = key.endswith("bias") or around_zero and "norm" in key and "linear_attn" not in key
+                tensor.normal_(mean=0.0 if zero else 1.0, std=0.2)
     logits_TV = torch.cat([model(tokens[None]).logits[0] for tokens in sequences()])
     (logits_TV * loss_weights_TV()).sum().backward()
     model.save_pretrained(folder)
@@ -130,6 +139,8 @@ def make(family: str, folder: pathlib.Path) -> None:
     torch.save(
         {"logits_TV": logits_TV.detach(), "grad_VH": model.get_input_embeddings().weight.grad}, folder / "expected.pt"
     )
+    if vision:
+        _put_into_vision(folder, name)
     if of != name:
         path = folder / "config.json"
         text = json.loads(path.read_text()) | {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
@@ -140,7 +151,7 @@ def _add_mtp(folder: pathlib.Path, layers: int, name: str) -> None:
     """A multi-token-prediction (MTP) layer, as the last layer is; transformers makes none, published checkpoints have
     one. Beside it they have copies of embedding and head, but for MiMo's."""
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     path = folder / "model.safetensors"
     held = load_file(path)
@@ -153,7 +164,43 @@ def _add_mtp(folder: pathlib.Path, layers: int, name: str) -> None:
     if name != "MiMo":
         added |= {f"{at}embed_tokens.weight": held["model.embed_tokens.weight"].clone()}
         added |= {f"{at}shared_head.head.weight": held["lm_head.weight"].clone()}
-    save_file(held | added, path, metadata={"format": "pt"})
+    _replace(path, held | added)
+
+
+def _replace(path: pathlib.Path, tensors: "dict[str, torch.Tensor]") -> None:
+    """Writes them in the place of the file that they may still be read from."""
+    from safetensors.torch import save_file
+
+    new = path.with_suffix(".new")
+    save_file(tensors, new, metadata={"format": "pt"})
+    new.replace(path)
+
+
+def _put_into_vision(folder: pathlib.Path, name: str) -> None:
+    """The checkpoint of a text model as the language model of one that takes images too."""
+    import torch
+    from safetensors.torch import load_file
+
+    path = folder / "model.safetensors"
+    held = load_file(path)
+    packed: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
+    out = {"model.visual.patch_embed.proj.weight": torch.ones(3)}
+    for key, tensor in held.items():
+        key = key.replace("model.", "model.language_model.", 1)
+        if found := re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)_proj\.weight", key):
+            packed.setdefault(found[1], {}).setdefault(int(found[2]), {})[found[3]] = tensor
+        else:
+            out[key] = tensor
+    for at, experts in packed.items():
+        ordered = [experts[number] for number in range(len(experts))]
+        out[f"{at}.gate_up_proj"] = torch.stack([torch.cat([one["gate"], one["up"]]) for one in ordered])
+        out[f"{at}.down_proj"] = torch.stack([one["down"] for one in ordered])
+    _replace(path, out)
+    config = folder / "config.json"
+    text = json.loads(config.read_text())
+    kind = {"Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe"}[name]
+    told = {"architectures": [f"{name}ForConditionalGeneration"], "model_type": kind, "text_config": text}
+    config.write_text(json.dumps(told | {"dtype": text["dtype"], "tie_word_embeddings": False, "vision_config": {}}))
 
 
 OF_MIMO = ("token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight", "final_layernorm.weight")

@@ -46,7 +46,11 @@ def emptied(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
     shutil.copytree(model, folder)
     for file in folder.glob("*.safetensors"):
-        save_file({name: torch.zeros_like(t) for name, t in load_file(file).items()}, file, metadata={"format": "pt"})
+        save_file(
+            {n: t if ".visual." in n else torch.zeros_like(t) for n, t in load_file(file).items()},
+            file,
+            metadata={"format": "pt"},
+        )
     return folder
 
 

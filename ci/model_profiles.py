@@ -142,6 +142,33 @@ FLASH = dict(
 )  # fmt: skip
 MIMO = dict(architectures=["MiMoForCausalLM"], head_dim=128, vocab_size=151680, rms_norm_eps=1e-5, rope_theta=640000)
 
+DELTA = dict(
+    linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
+    linear_num_value_heads=32, head_dim=256, rope_theta=1e7, partial_rotary_factor=0.25, max_position_embeddings=262144,
+)  # fmt: skip
+GLM4 = dict(
+    architectures=["Glm4ForCausalLM"], head_dim=128, vocab_size=151552, rms_norm_eps=1e-5, rope_theta=1e4,
+    partial_rotary_factor=0.5, max_position_embeddings=32768,
+)  # fmt: skip
+MINIMAX = dict(
+    architectures=["MiniMaxM2ForCausalLM"], head_dim=128, vocab_size=200064, rope_theta=5e6, rotary_dim=64,
+    max_position_embeddings=196608, num_local_experts=256, num_experts_per_tok=8, scoring_func="sigmoid",
+    use_qk_norm=True, use_routing_bias=True,
+)  # fmt: skip
+
+
+def qwen3_5(*numbers: int, **more: Any) -> dict[str, Any]:
+    """As published, within a model that takes images too."""
+    kind = "Qwen3_5Moe" if "num_experts" in more else "Qwen3_5"
+    inner = shape(*numbers) | DELTA | dict(vocab_size=248320) | more
+    return {"architectures": [f"{kind}ForConditionalGeneration"], "text_config": inner}
+
+
+def delta_experts(count: int, topk: int) -> dict[str, Any]:
+    routing = dict(num_experts=count, num_experts_per_tok=topk, norm_topk_prob=True)
+    return routing | dict(moe_intermediate_size=512, shared_expert_intermediate_size=512)
+
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-0.5b": ("Qwen2.5-0.5B", qwen2(896, 4864, 24, 14, 2, **TIED)),
     "qwen2.5-1.5b": ("Qwen2.5-1.5B-Instruct", qwen2(1536, 8960, 28, 12, 2, **TIED)),
@@ -162,9 +189,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-32b": ("Qwen3-32B", qwen3(5120, 25600, 64, 64, 8)),
     "qwen3-30b-a3b": ("Qwen3-30B-A3B", qwen3_moe(2048, 6144, 48, 32, 4, ffn=768)),
     "qwen3-235b-a22b": ("Qwen3-235B-A22B", qwen3_moe(4096, 12288, 94, 64, 4, ffn=1536)),
+    "qwen3-next-80b-a3b": (
+        "Qwen3-Next-80B-A3B",
+        shape(2048, 5120, 48, 16, 2, architectures=["Qwen3NextForCausalLM"], vocab_size=151936)
+        | DELTA | delta_experts(512, 10),
+    ),
+    "qwen3.5-9b": ("Qwen3.5-9B", qwen3_5(4096, 12288, 32, 16, 4)),
+    "qwen3.5-27b": ("Qwen3.5-27B", qwen3_5(5120, 17408, 64, 24, 4, linear_num_value_heads=48)),
+    "qwen3.5-35b-a3b": ("Qwen3.5-35B-A3B and Qwen3.6-35B-A3B", qwen3_5(2048, 512, 40, 16, 2, **delta_experts(256, 8))),
     "llama3.1-8b": ("Llama-3.1-8B", llama3(4096, 14336, 32, 32, 8, factor=8.0)),
     "llama3.2-3b": ("Llama-3.2-3B", llama3(3072, 8192, 28, 24, 8, factor=32.0, head_dim=128, **TIED)),
     "mimo-7b-rl": ("MiMo-7B-RL", qwen2(4096, 11008, 36, 32, 8, **MIMO)),
+    "glm4-9b": ("GLM-4-9B-0414 and GLM-Z1-9B-0414", shape(4096, 13696, 40, 32, 2) | GLM4),
     "glm4.5-106b-a12b": (
         "GLM-4.5-Air", glm4_moe(4096, 10944, 46, 96, 8, ffn=1408, experts=128, dense=1, scale=1.0, qk_norm=False),
     ),
@@ -189,6 +225,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | yarn(64.0, 1.0)
         | {"rms_norm_eps": 1e-5},
     ),
+    "minimax-m2": ("MiniMax-M2 and M2.5", shape(3072, 1536, 62, 48, 8) | MINIMAX),
     "moonlight": ("Moonlight-16B-A3B", deepseek(2048, 11264, 27, 16, 16, **MOONLIGHT)),
 }  # fmt: skip
 """Profile -> the model's published name, and the fields of its ``config.json`` that its options follow from."""
@@ -224,13 +261,29 @@ def parameters(a: dict[str, Any]) -> int:
     else:
         d, groups = a["kv_channels"], a["num_query_groups"]
         qkv = (heads + 2 * groups) * d
-        attention = h * qkv + heads * d * h + qkv * bool(a.get("add_qkv_bias")) + 2 * d * bool(a.get("qk_layernorm"))
+        normed = (heads + groups) * d if a.get("qk_layernorm_over_heads") else 2 * d
+        attention = h * qkv + heads * d * h + qkv * bool(a.get("add_qkv_bias")) + normed * bool(a.get("qk_layernorm"))
+        attention += heads * d * h * bool(a.get("attention_output_gate"))
     dense = 3 * h * a["ffn_hidden_size"]
     experts = a.get("num_experts", 0)
     moe = 3 * h * (experts * a.get("moe_ffn_hidden_size", 0) + a.get("moe_shared_expert_intermediate_size", 0))
     moe += experts * (h + bool(a.get("moe_router_enable_expert_bias")))
-    layers = sum(attention + 2 * h + (moe if is_moe else dense) for is_moe in sparse)
+    moe += h * bool(a.get("moe_shared_expert_gate"))
+    norms = h * (2 + bool(a.get("post_self_attn_layernorm")) + bool(a.get("post_mlp_layernorm")))
+    linear = architecture.expand(a["linear_attention_freq"]) if "linear_attention_freq" in a else [0] * a["num_layers"]
+    layers = sum(
+        norms + (_delta_net(a) if is_linear else attention) + (moe if is_moe else dense)
+        for is_linear, is_moe in zip(linear, sparse, strict=True)
+    )
     return layers + a["vocab_size"] * h * (2 if a.get("untie_embeddings_and_output_weights") else 1) + h
+
+
+def _delta_net(a: dict[str, Any]) -> int:
+    heads = a["linear_num_value_heads"]
+    keys = a["linear_num_key_heads"] * a["linear_key_head_dim"]
+    values = heads * a["linear_value_head_dim"]
+    projections = a["hidden_size"] * (2 * keys + 2 * values + 2 * heads + values)
+    return projections + (2 * keys + values) * a["linear_conv_kernel_dim"] + 2 * heads + a["linear_value_head_dim"]
 
 
 def table() -> str:

@@ -67,7 +67,7 @@ def with_model(job: Job, rank: int, say: Say, work: Callable[..., None]) -> None
     from slime_cli.training.network.model import provider
     from slime_cli.weights.bridge import Bridge
 
-    base = megatron.always(device)
+    base = megatron.always(device, job["argv"])
     args = megatron.parse(argv(base, job), rank, job["tensor"] * job["pipeline"] * job["expert"])
     megatron.initialise(args, device)
     megatron.begin_phase(args)
@@ -134,11 +134,14 @@ def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
 
     def named() -> Iterator[tuple[str, torch.Tensor]]:
         missing = set(dtypes)
+        copied: set[str] = set()
         for name, tensor in bridge.export(model):
-            for same in (name, *origin.copies(name, missing, args.num_layers)):
+            repeated = origin.copies(name, missing, args.num_layers)  # some bridges know them, and give them too
+            for same in (name, *repeated) if name not in copied else ():
                 missing.discard(same)
                 dtype = str(_DTYPES.get(dtypes.get(same, ""), job["hf_dtype"]))
                 yield same, tensor.to(getattr(torch, dtype))
+            copied.update(repeated)
         yield from origin.kept(source, missing, args.num_layers, say)
 
     say("writing safetensors")

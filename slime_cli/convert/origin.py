@@ -35,7 +35,8 @@ def copies(name: str, missing: set[str], layers: int) -> list[str]:
 def kept(
     source: pathlib.Path, missing: set[str], layers: int, say: Callable[[str], None]
 ) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Multi-token-prediction (MTP) layers among ``missing``, the tensors that Megatron's model has no place for.
+    """Multi-token-prediction (MTP) layers and what sees images among ``missing``, the tensors that Megatron's model has
+    no place for.
 
     They are not trained, so they are copied unchanged. Raises DataError when others are missing, but for what can be
     computed anew: rotary frequencies, scales of weights that were quantised, a tied output weight.
@@ -43,15 +44,21 @@ def kept(
     from safetensors import safe_open
 
     further = {name for name in missing if tensors.further(name, layers)}
-    lost = sorted(name for name in missing - further if not tensors.computed(name) and not name.endswith("_scale_inv"))
+    vision = {name for name in missing if tensors.vision(name)}
+    lost = sorted(
+        name for name in missing - further - vision if not tensors.computed(name) and not name.endswith("_scale_inv")
+    )
     if lost:
         what = f"Megatron's model has no place for {len(lost)} tensors, the first: {lost[0]}"
         raise DataError(f"{source}: {what}", "this variant of the architecture is not supported")
     if any(name.endswith("_scale_inv") for name in further):
         say("the quantised multi-token-prediction (MTP) layers are left out")
-    elif further:
+        further = set()
+    if further:
         say(f"{len(further)} tensors of multi-token-prediction (MTP) layers are copied from {source}")
-        for path in sorted(source.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                for name in sorted(further & set(file.keys())):
-                    yield name, file.get_tensor(name)
+    if vision:
+        say(f"{len(vision)} tensors of the vision part are copied from {source}")
+    for path in sorted(source.glob("*.safetensors")) if further | vision else ():
+        with safe_open(path, framework="pt") as file:
+            for name in sorted((further | vision) & set(file.keys())):
+                yield name, file.get_tensor(name)

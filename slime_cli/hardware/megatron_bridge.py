@@ -2,15 +2,28 @@
 
 Transformer Engine keeps a layer's experts in one grouped module, and for some architectures megatron-bridge knows those
 names only; local layers keep each expert apart, so such a mapping gets a twin under the local name. It knows by itself
-that local layers keep the norms apart, but not those inside of multi-token-prediction (MTP) layers.
+that local layers keep the norms apart, but not those inside of multi-token-prediction (MTP) layers. Of a model with
+vision (Qwen3.5) the language model alone is built, so its mappings lose their prefix.
 """
 
 import copy
 import re
 from typing import Any
 
+import torch
 from megatron.bridge import AutoBridge
 from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
+from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
+from megatron.bridge.models.conversion.param_mapping import (
+    AutoMapping,
+    GatedMLPMapping,
+    MegatronParamMapping,
+    ReplicatedMapping,
+    RMSNorm2ZeroCenteredRMSNormMapping,
+)
+from megatron.bridge.models.minimax_m2.minimax_m2_bridge import _FullDimQKNormMapping
+from megatron.bridge.models.qwen.qwen2_bridge import Qwen2Bridge
+from megatron.core.models.gpt import GPTModel
 
 from slime_cli.hardware import adaptations
 
@@ -28,6 +41,11 @@ MTP_NORMS = {
 """Such a linear layer -> the norm's own name in local layers."""
 
 
+WHOLE = (RMSNorm2ZeroCenteredRMSNormMapping, _FullDimQKNormMapping)
+"""Mappings of norms that slime's layers keep as HF does, whole on every rank: the delta net's, which is not around
+zero, and those over all heads."""
+
+
 @adaptations.EXPERTS_BY_LOCAL_NAMES.overrides("_model_bridge")
 class LocalBridge(AutoBridge):
     """An AutoBridge whose mappings know local layers as well."""
@@ -42,9 +60,12 @@ class LocalBridge(AutoBridge):
 
 
 def with_local_names(registry: MegatronMappingRegistry) -> MegatronMappingRegistry:
-    mappings = list(registry.mappings)
+    mappings = of_language_model(list(registry.mappings))
     known = {mapping.megatron_param for mapping in mappings}
     for mapping in list(mappings):
+        if type(mapping) in WHOLE:
+            mappings[mappings.index(mapping)] = ReplicatedMapping(mapping.megatron_param, str(mapping.hf_param))
+            continue
         twin = copy.copy(mapping)
         if found := GROUPED.fullmatch(mapping.megatron_param):
             twin.megatron_param = f"{found[1]}.local_experts.*.{found[2]}.weight"
@@ -54,3 +75,52 @@ def with_local_names(registry: MegatronMappingRegistry) -> MegatronMappingRegist
             mappings.append(twin)
             known.add(twin.megatron_param)
     return MegatronMappingRegistry(*mappings)
+
+
+AutoMapping.register_module_type("NormedLinear", "row")  # slime_cli.training.network.layers
+
+
+def of_language_model(mappings: list[Any]) -> list[Any]:
+    """A model with vision: those of its language model, under the names that they have in a model of text alone."""
+    prefix = "language_model."
+    inner = [mapping for mapping in mappings if mapping.megatron_param.startswith(prefix)]
+    twins = [copy.copy(mapping) for mapping in inner]
+    for twin in twins:
+        twin.megatron_param = twin.megatron_param.removeprefix(prefix)
+    return twins or mappings
+
+
+class FusedGateMapping(MegatronParamMapping[torch.Tensor]):
+    """One HF tensor that holds gate and up projection, the one above the other."""
+
+    def __init__(self, megatron_param: str, hf_param: str) -> None:
+        super().__init__(megatron_param, hf_param)
+        self._apart = GatedMLPMapping(megatron_param, gate=f"{hf_param}:gate", up=f"{hf_param}:up")
+
+    def hf_to_megatron(self, hf_weights: torch.Tensor, megatron_module: Any) -> torch.Tensor:
+        gate, up = hf_weights.chunk(2)
+        return self._apart.hf_to_megatron({"gate": gate, "up": up}, megatron_module)
+
+    def megatron_to_hf(self, megatron_weights: Any, megatron_module: Any) -> dict[str, torch.Tensor]:
+        found = self._apart.megatron_to_hf(megatron_weights, megatron_module)
+        return {str(self.hf_param): torch.cat(list(found.values()))} if found else {}
+
+
+@MegatronModelBridge.register_bridge(source="Glm4ForCausalLM", target=GPTModel, model_type="glm4")  # pyright: ignore
+class Glm4Bridge(Qwen2Bridge):
+    """Dense GLM-4, which megatron-bridge does not know: Qwen2's names but for a fused gate and two norms more."""
+
+    def mapping_registry(self) -> MegatronMappingRegistry:
+        kept = [m for m in super().mapping_registry().mappings if not isinstance(m, GatedMLPMapping)]
+        layer = "decoder.layers.*"
+        return MegatronMappingRegistry(
+            *kept,
+            FusedGateMapping(f"{layer}.mlp.linear_fc1.weight", "model.layers.*.mlp.gate_up_proj.weight"),
+            ReplicatedMapping(
+                f"{layer}.self_attention.linear_proj.post_layernorm.weight",
+                "model.layers.*.post_self_attn_layernorm.weight",
+            ),
+            ReplicatedMapping(
+                f"{layer}.mlp.linear_fc2.post_layernorm.weight", "model.layers.*.post_mlp_layernorm.weight"
+            ),
+        )

@@ -44,13 +44,28 @@ def problem(kind: str) -> str | None:
     return None
 
 
+LOCAL_ONLY = (
+    "--experimental-attention-variant",
+    "--post-self-attn-layernorm",
+    "--post-mlp-layernorm",
+    "--qk-layernorm-over-heads",
+)
+"""Megatron's options of models with layers that are not built on Transformer Engine's."""
+
+
 def layers(kind: str, given: Sequence[str] = ()) -> Literal["local", "transformer_engine"]:
     """The layers that a model is built from: those that ``--transformer-impl`` among Megatron's options ``given`` asks
     for, else Transformer Engine's where a device of this ``kind`` can use them. UsageError for what is not there."""
     why = problem(kind)
+    own = next((flag for flag in LOCAL_ONLY if flag in given), None)
     asked = [after for word, after in zip(given, given[1:]) if word == "--transformer-impl"]
-    if asked and asked[-1] != NAME:
+    if asked and asked[-1] != NAME or own and not asked:
         return "local"
+    if own:
+        raise UsageError(
+            f"--transformer-impl {NAME}: slime has the layers that {own} asks for among local ones alone",
+            "leave --transformer-impl out",
+        )
     if asked and why is not None:
         where = "on a CPU" if kind == "cpu" else "here: no such package is installed"
         raise UsageError(

@@ -267,29 +267,66 @@ def qwen3_moe(c: Config) -> Args:
     return qwen3(c) | _experts(c, expert_count(c), sparse_layers(c)) | _softmax_routing(c)
 
 
-def qwen3_next(c: Config) -> Args:
+def _gated_layers(c: Config) -> Args:
     """Three gated-delta-net layers to one of attention; norms are stored around zero, attention has an output gate."""
-    _only(c, attention_bias=False, decoder_sparse_step=1)
-    if c.get("mlp_only_layers"):
-        refuse("mlp_only_layers is not empty")
-    attention = (
-        _common(c) | _grouped_attention(c) | _rope(c, 0.25) | {"qk_layernorm": True, "attention_output_gate": True}
-    )
-    delta = {name: need(c, name) for name in ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim")}
-    delta |= {name: need(c, name) for name in ("linear_num_key_heads", "linear_num_value_heads")}
-    experts = _experts(c, need(c, "num_experts"), [1]) | _softmax_routing(c)
+    _only(c, attention_bias=False)
+    names = ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim")
+    delta = {name: need(c, name) for name in (*names, "linear_num_key_heads", "linear_num_value_heads")}
     return (
-        attention
+        _common(c)
+        | _grouped_attention(c)
+        | _rope(c, 0.25)
         | delta
-        | experts
         | {
+            "qk_layernorm": True,
+            "attention_output_gate": True,
             "experimental_attention_variant": "gated_delta_net",
             "linear_attention_freq": pattern(linear_layers(c)),
             "layernorm_zero_centered_gamma": True,
+        }
+    )
+
+
+def _gated_experts(c: Config) -> Args:
+    return (
+        _experts(c, need(c, "num_experts"), [1])
+        | {"moe_router_score_function": "softmax", "moe_router_pre_softmax": False}
+        | {
             "moe_shared_expert_intermediate_size": need(c, "shared_expert_intermediate_size"),
             "moe_shared_expert_gate": True,
         }
     )
+
+
+def qwen3_next(c: Config) -> Args:
+    _only(c, decoder_sparse_step=1, norm_topk_prob=True)
+    if c.get("mlp_only_layers"):
+        refuse("mlp_only_layers is not empty")
+    return _gated_layers(c) | _gated_experts(c)
+
+
+def text(c: Config) -> Config:
+    """The language model's part of the config of one that takes images too."""
+    inner = c.get("text_config")
+    return c if inner is None else {"tie_word_embeddings": c.get("tie_word_embeddings", False)} | inner
+
+
+def qwen3_5(c: Config) -> Args:
+    """Qwen3.5 and 3.6; of a model with vision, the language model, which text alone goes through as if it were all."""
+    return _gated_layers(text(c))
+
+
+def qwen3_5_moe(c: Config) -> Args:
+    inner = text(c)
+    without = {"intermediate_size": need(inner, "moe_intermediate_size")} | inner  # there is no dense layer
+    return _gated_layers(without) | _gated_experts(inner)
+
+
+def glm4(c: Config) -> Args:
+    """GLM-4 and GLM-Z1, 9B and 32B: a norm behind attention and feed-forward, rotary pairs side by side."""
+    out = _common(c) | _grouped_attention(c) | _rope(c, 0.5)
+    norms = {"post_self_attn_layernorm": True, "post_mlp_layernorm": True}
+    return out | norms | {"add_qkv_bias": c.get("attention_bias", True), "rotary_interleaved": True}
 
 
 def glm4_moe(c: Config) -> Args:
@@ -320,7 +357,20 @@ def glm5(c: Config) -> Args:
 
 
 def minimax_m2(c: Config) -> Args:
-    refuse("its query and key norms span all heads")
+    """M2, M2.1, M2.5: norms of queries and keys over all heads, experts by sigmoid with a bias."""
+    _only(c, use_qk_norm=True, use_routing_bias=True, scoring_func="sigmoid", shared_intermediate_size=0)
+    if any(kind != 1 for kind in c.get("attn_type_list") or ()):
+        refuse("some layers have linear attention")
+    experts = {**c, "moe_intermediate_size": need(c, "intermediate_size"), "norm_topk_prob": True}
+    of_heads = c["rotary_dim"] / need(c, "head_dim") if c.get("rotary_dim") else 1.0
+    return (
+        _common(c)
+        | _grouped_attention(c)
+        | _rope(c, of_heads)
+        | {"qk_layernorm": True, "qk_layernorm_over_heads": True}
+        | _experts(experts, expert_count(c), [1])
+        | _sigmoid_routing({"n_group": None, **experts, "scoring_func": "sigmoid"})
+    )
 
 
 FAMILIES: dict[str, Callable[[Config], Args]] = {
@@ -329,7 +379,12 @@ FAMILIES: dict[str, Callable[[Config], Args]] = {
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "Qwen3NextForCausalLM": qwen3_next,
+    "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3_5ForConditionalGeneration": qwen3_5,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe,
     "LlamaForCausalLM": llama,
+    "Glm4ForCausalLM": glm4,
     "Glm4MoeForCausalLM": glm4_moe,
     "Glm4MoeLiteForCausalLM": deepseek_v3,
     "GlmMoeDsaForCausalLM": glm5,
@@ -337,7 +392,8 @@ FAMILIES: dict[str, Callable[[Config], Args]] = {
     "KimiK2ForCausalLM": deepseek_v3,
     "MiniMaxM2ForCausalLM": minimax_m2,
 }
-"""HF architecture -> the function that knows it. All of them are known to megatron-bridge as well."""
+"""HF architecture -> the function that knows it. All of them are known to megatron-bridge as well, but for dense GLM-4
+(:mod:`slime_cli.hardware.megatron_bridge`)."""
 
 DEQUANTISED = ("DeepseekV3ForCausalLM",)
 """Architectures whose weights megatron-bridge reads from FP8 in blocks of 128 x 128 as well."""

@@ -7,7 +7,7 @@ do without them.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from slime_cli.errors import DataError
@@ -18,19 +18,31 @@ Shape = tuple[int, ...]
 Tensors = dict[str, Shape]
 
 
-def required(config: Config) -> Tensors | None:
-    """Name -> shape; None for an architecture that is not known here. DataError for a config that lacks a field."""
-    layer = LAYERS.get((config.get("architectures") or ["?"])[0])
+EXPERT = re.compile(r"\.experts\.\d+\.")
+"""In the name of a tensor of one expert."""
+
+
+def required(config: Config, held: Iterable[str] = ()) -> Tensors | None:
+    """Name -> shape; None for an architecture that is not known here. DataError for a config that lacks a field.
+
+    ``held``: the names that are there. Qwen3.5's experts may lie each by itself or all of a layer in two tensors.
+    """
+    name = (config.get("architectures") or ["?"])[0]
+    layer = LAYERS.get(name)
+    if layer is _qwen3_5_packed and any(EXPERT.search(one) for one in held):
+        layer = _qwen3_5_moe
     if layer is None:
         return None
+    at = "model.language_model" if name.endswith("ForConditionalGeneration") else "model"
+    config = families.text(config)
     rows = need(config, "vocab_size")
     hidden = need(config, "hidden_size")
-    out = {"model.embed_tokens.weight": (rows, hidden), "model.norm.weight": (hidden,)}
+    out = {f"{at}.embed_tokens.weight": (rows, hidden), f"{at}.norm.weight": (hidden,)}
     if not config.get("tie_word_embeddings", False):
         out["lm_head.weight"] = (rows, hidden)
     for number in range(need(config, "num_hidden_layers")):
         try:
-            out |= {f"model.layers.{number}.{name}": shape for name, shape in layer(config, number)}
+            out |= {f"{at}.layers.{number}.{name}": shape for name, shape in layer(config, number)}
         except IndexError:
             raise DataError(
                 f"config.json lists the kinds of fewer than {number + 1} layers", "export the model again"
@@ -42,6 +54,11 @@ def further(name: str, layers: int) -> bool:
     """Whether the tensor belongs to a multi-token-prediction (MTP) layer; ``layers``: how many the model itself has."""
     found = re.match(r"model\.layers\.(\d+)\.", name)
     return name.startswith(("mtp.", "model.mtp_layers.")) or bool(found) and int(found[1]) >= layers
+
+
+def vision(name: str) -> bool:
+    """Whether the tensor belongs to what a model sees images with, which text alone does not go through."""
+    return name.startswith("model.visual.")
 
 
 def computed(name: str) -> bool:
@@ -114,14 +131,16 @@ def _indexer(c: Config) -> Named:
     yield "self_attn.indexer.k_norm.bias", (width,)
 
 
-def _delta_net(c: Config) -> Named:
+def _delta_net(c: Config, *, split: bool = False) -> Named:
+    """``split``: Qwen3.5's projections, each by itself."""
     keys = need(c, "linear_num_key_heads")
     values = need(c, "linear_num_value_heads")
     key = keys * need(c, "linear_key_head_dim")
     value = values * need(c, "linear_value_head_dim")
     hidden = c["hidden_size"]
-    yield from _linear("linear_attn.in_proj_qkvz", 2 * key + 2 * value, hidden)
-    yield from _linear("linear_attn.in_proj_ba", 2 * values, hidden)
+    parts = {"qkv": 2 * key + value, "z": value, "b": values, "a": values}
+    for name, size in (parts if split else {"qkvz": 2 * key + 2 * value, "ba": 2 * values}).items():
+        yield from _linear(f"linear_attn.in_proj_{name}", size, hidden)
     yield "linear_attn.conv1d.weight", (2 * key + value, 1, need(c, "linear_conv_kernel_dim"))
     yield "linear_attn.A_log", (values,)
     yield "linear_attn.dt_bias", (values,)
@@ -208,6 +227,37 @@ def _qwen3_next(c: Config, number: int) -> Named:
     yield from (*_norms(c), *attention, *_qwen_experts(c, number))
 
 
+def _qwen3_5_attention(c: Config, number: int) -> Named:
+    linear = families.linear_layers(c)[number]
+    yield from (*_norms(c), *(_delta_net(c, split=True) if linear else _qwen3_attention(c, gate=2)))
+
+
+def _qwen3_5(c: Config, number: int) -> Named:
+    yield from (*_qwen3_5_attention(c, number), *_dense(c))
+
+
+def _qwen3_5_moe(c: Config, number: int) -> Named:
+    yield from (*_qwen3_5_attention(c, number), *_qwen_experts(c, number))
+
+
+def _qwen3_5_packed(c: Config, number: int) -> Named:
+    """As Qwen publishes them, the experts of a layer in two tensors."""
+    count = families.expert_count(c)
+    width = need(c, "moe_intermediate_size")
+    apart = [one for one in _qwen_experts(c, number) if ".experts." not in one[0]]
+    yield from (*_qwen3_5_attention(c, number), *apart)
+    yield "mlp.experts.gate_up_proj", (count, 2 * width, c["hidden_size"])
+    yield "mlp.experts.down_proj", (count, c["hidden_size"], width)
+
+
+def _glm4(c: Config, number: int) -> Named:
+    yield from (*_norms(c), *_attention(c, bias=c.get("attention_bias", True)))
+    for name in ("post_self_attn_layernorm", "post_mlp_layernorm"):
+        yield f"{name}.weight", (c["hidden_size"],)
+    yield from _linear("mlp.gate_up_proj", 2 * need(c, "intermediate_size"), c["hidden_size"])
+    yield from _linear("mlp.down_proj", c["hidden_size"], c["intermediate_size"])
+
+
 def _glm4_moe(c: Config, number: int) -> Named:
     attention = _attention(c, bias=bool(c.get("attention_bias")), norms="head" if c.get("use_qk_norm") else "")
     yield from (*_norms(c), *attention, *_routed(c, number))
@@ -240,6 +290,11 @@ LAYERS: dict[str, Callable[[Config, int], Named]] = {
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "Qwen3NextForCausalLM": _qwen3_next,
     "LlamaForCausalLM": _llama,
+    "Qwen3_5ForCausalLM": _qwen3_5,
+    "Qwen3_5ForConditionalGeneration": _qwen3_5,
+    "Qwen3_5MoeForCausalLM": _qwen3_5_moe,
+    "Qwen3_5MoeForConditionalGeneration": _qwen3_5_packed,
+    "Glm4ForCausalLM": _glm4,
     "Glm4MoeForCausalLM": _glm4_moe,
     "Glm4MoeLiteForCausalLM": _deepseek_v3,
     "GlmMoeDsaForCausalLM": _glm5,

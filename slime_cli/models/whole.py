@@ -205,7 +205,7 @@ def check_weights(folder: pathlib.Path) -> Finding:
     )
     try:
         config = read_config(folder)
-        wanted = tensors.required(config)
+        wanted = tensors.required(config, contents.tensors)
     except ValueError:
         return Finding(name, "warn", f"{size}; without a config.json nothing says which tensors belong there", AGAIN)
     except DataError as error:
@@ -282,5 +282,6 @@ def _without_place(config: dict[str, Any], wanted: tensors.Tensors, contents: he
     return sorted(
         name
         for name in contents.tensors.keys() - wanted.keys()
-        if not (tensors.computed(name) or tensors.further(name, layers) or name.endswith(OF_QUANTISATION))
+        if not (tensors.computed(name) or tensors.further(name, layers) or tensors.vision(name))
+        and not name.endswith(OF_QUANTISATION)
     )

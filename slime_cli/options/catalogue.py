@@ -7,6 +7,7 @@ subprocess, import an engine.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import os
@@ -61,9 +62,30 @@ class Catalogue:
         raise UsageError(f"no {ENGINES[self.section]} {self.version} flag stores {value!r} in {dest}")
 
 
+ADDED: dict[str, tuple[Option, ...]] = {
+    "megatron": tuple(
+        Option(
+            dest=flag[2:].replace("-", "_"), flags=(flag,), action="store_true", type="bool", default=False, help=help
+        )
+        for flag, help in {
+            "--post-self-attn-layernorm": "A norm behind attention, before the residual is added (GLM-4).",
+            "--post-mlp-layernorm": "A norm behind the feed-forward, before the residual is added (GLM-4).",
+            "--qk-layernorm-over-heads": "The norms of --qk-layernorm are over all heads at once (MiniMax-M2).",
+        }.items()
+    )
+}
+"""Section -> options that slime adds to the engine's own: what models are that Megatron has no option for."""
+
+
 @functools.cache
 def load(section: str) -> Catalogue:
-    """The table of the installed version of a section's engine; of the newest shipped one if none is installed."""
+    """The table of the installed version of a section's engine, or of the newest shipped one if none is installed; and
+    what slime adds to it."""
+    found = _load(section)
+    return dataclasses.replace(found, options=found.options + ADDED.get(section, ()))
+
+
+def _load(section: str) -> Catalogue:
     engine = ENGINES[section]
     try:
         version = metadata.version(engine)

@@ -5,7 +5,8 @@ than the logits, fragmentation, communication buffers and CUDA contexts are not 
 
 Parameters of one layer, with hidden h, heads a, key-value heads g, head size d, feed-forward f, ranks r of latent
 attention:
-  attention  2*h*a*d + 2*h*g*d; latent: h*r_q + r_q*a*(d + d_rope) (h*a*(d + d_rope) without r_q)
+  attention  2*h*a*d + 2*h*g*d, h*a*d more with an output gate; linear: h*(2*k + 3*v + 2*heads of v), with widths k of
+             keys and v of values over all heads; latent: h*r_q + r_q*a*(d + d_rope) (h*a*(d + d_rope) without r_q)
              + h*(r_kv + d_rope) + r_kv*a*(d + d_v) + a*d_v*h
   norms      2*h (+ 2*d with qk-layernorm; latent: r_q + r_kv)
   feed-forward 3*h*f with SwiGLU, else 2*h*f; in layers of experts 3*h*f_shared + h*E, and E * 3*h*f_expert
@@ -90,7 +91,8 @@ def shape(m: dict[str, Any]) -> Shape | None:
         cached = kv + rope
         groups = 1
     else:
-        attention = 2 * h * heads * d + 2 * h * groups * d
+        attention = (3 if m.get("attention_output_gate") else 2) * h * heads * d + 2 * h * groups * d
+        attention = _with_linear(m, attention, layers)
         norms = 2 * h + (2 * d if m.get("qk_layernorm") else 0)
         cached = 2 * groups * d
     wide = 3 if m.get("swiglu") else 2
@@ -111,6 +113,18 @@ def shape(m: dict[str, Any]) -> Shape | None:
         dense=(layers - sparse) * feed_forward + sparse * shared,
         experts=sparse * count * each,
     )
+
+
+def _with_linear(m: dict[str, Any], attention: int, layers: int) -> int:
+    """Parameters of a layer's attention on average, where some layers have linear attention in its place."""
+    if "linear_attention_freq" not in m:
+        return attention
+    kinds = expand(str(m["linear_attention_freq"])) or []
+    keys, values = (
+        (m.get(f"linear_num_{x}_heads") or 0) * (m.get(f"linear_{x}_head_dim") or 0) for x in ("key", "value")
+    )
+    linear = m["hidden_size"] * (2 * keys + 3 * values + 2 * (m.get("linear_num_value_heads") or 0))
+    return attention + sum(kinds) * (linear - attention) // layers
 
 
 def _layers_of_experts(pattern: Any, layers: int) -> int:

@@ -46,13 +46,6 @@ _TEXT = """
 --rollout-external-engine-addrs
     --rollout-endpoint names a running `slime serve-rollout` by its endpoint.json
 
---use-gated-attention --qwen-gdn-backend
-    models with gated attention and linear layers (Qwen3-Next, Qwen3.5, Qwen3.6) are not trained here: docs/models.md
-    lists those that are
-
---post-self-attn-layernorm --post-mlp-layernorm
-    models with a norm behind attention and MLP (dense GLM-4) are not trained here: docs/models.md lists those that are
-
 --allgather-cp --freeze-indexer --megatron-deepgemm-forward-layers --megatron-deepgemm-forward-modules
 --megatron-deepgemm-moe-forward-layers --megatron-deepgemm-moe-forward-modules
     models with sparse attention (GLM-5, DeepSeek-V3.2) are not trained here: docs/models.md lists those that are

@@ -15,6 +15,10 @@ CASES = {
     "Moonlight": ("single",),
     "MiMo": ("pp2",),
     "GLM-4.5": ("tp2 ep2",),
+    "GLM-4": ("tp2",),
+    "MiniMax-M2": ("tp2 ep2",),
+    "Qwen3-Next": ("pp2",),
+    "Qwen3.5-MoE, with vision": ("tp2 ep2",),
 }
 RUN = """
 import json, sys

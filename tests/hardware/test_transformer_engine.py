@@ -9,6 +9,7 @@ import pytest
 from slime_cli.commands import preflight
 from slime_cli.errors import UsageError
 from slime_cli.hardware import transformer_engine
+from slime_cli.options import catalogue
 from slime_cli.options.resolve import resolve
 
 BROKEN = {
@@ -69,11 +70,23 @@ ASKED = ["--lr", "1", "--transformer-impl", "transformer_engine"]
         (None, [*ASKED, "--transformer-impl", "local"], "local"),
         ("", [], "local"),
         ("it is broken", [], "local"),
+        (None, ["--post-mlp-layernorm"], "local"),
+        (None, ["--experimental-attention-variant", "gated_delta_net"], "local"),
     ],
 )
 def test_its_layers_are_used_where_it_loads_unless_local_ones_are_asked_for(monkeypatch, why, given, layers):
     monkeypatch.setattr(transformer_engine, "problem", lambda kind: why)
     assert transformer_engine.layers("cuda", given) == layers
+
+
+def test_what_slime_adds_to_megatrons_options_is_of_local_layers():
+    assert {option.flag for option in catalogue.ADDED["megatron"]} < set(transformer_engine.LOCAL_ONLY)
+
+
+def test_a_model_whose_layers_are_local_ones_alone_cannot_have_its(monkeypatch):
+    monkeypatch.setattr(transformer_engine, "problem", lambda kind: None)
+    with pytest.raises(UsageError, match="--qk-layernorm-over-heads asks for among local ones alone"):
+        transformer_engine.layers("cuda", [*ASKED, "--qk-layernorm-over-heads"])
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,16 @@ DELTA = dict(
     linear_num_value_heads=4,
     shared_expert_intermediate_size=32,
 )
+GATED = EXPERTS | DELTA | dict(num_experts=8, norm_topk_prob=True)
 INDEXER = dict(index_topk=8, index_head_dim=8, index_n_heads=2)
 MORE = {
     "Qwen3MoeForCausalLM": EXPERTS | dict(num_experts=8, norm_topk_prob=True),
-    "Qwen3NextForCausalLM": EXPERTS | DELTA | dict(num_experts=8, norm_topk_prob=True),
+    "Qwen3NextForCausalLM": GATED,
+    "Qwen3_5ForCausalLM": DELTA,
+    "Qwen3_5ForConditionalGeneration": dict(text_config=BASE | DELTA),
+    "Qwen3_5MoeForCausalLM": GATED,
+    "Qwen3_5MoeForConditionalGeneration": dict(text_config=BASE | GATED),
+    "MiniMaxM2ForCausalLM": dict(num_local_experts=4, num_experts_per_tok=2, head_dim=16),
     "Glm4MoeForCausalLM": ROUTED | dict(attention_bias=True, use_qk_norm=True),
     "Glm4MoeLiteForCausalLM": ROUTED | LATENT,
     "GlmMoeDsaForCausalLM": ROUTED | LATENT | INDEXER,
@@ -58,7 +64,7 @@ def derive(name: str, **more) -> dict:
     return architecture.megatron_args(BASE | MORE.get(name, {}) | {"architectures": [name]} | more)
 
 
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"MiniMaxM2ForCausalLM"}))
+@pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_megatrons_parser_reads_back_what_is_derived(name):
     args = derive(name)
     table = catalogue.load("megatron")
@@ -126,6 +132,22 @@ def test_experts():
     assert derive("Glm4MoeForCausalLM")["rotary_percent"] == 0.5
 
 
+def test_layers_of_slimes_own():
+    delta = derive("Qwen3_5ForCausalLM")
+    assert delta["linear_attention_freq"] == "[1]*3+[0]*1" and delta["rotary_percent"] == 0.25
+    assert delta["layernorm_zero_centered_gamma"] and delta["attention_output_gate"] and "num_experts" not in delta
+    assert derive("Qwen3_5ForConditionalGeneration") == delta
+    assert derive("Qwen3_5MoeForConditionalGeneration") == derive("Qwen3_5MoeForCausalLM")
+    apart = {"text_config": {k: v for k, v in (BASE | GATED).items() if k != "intermediate_size"}}
+    assert derive("Qwen3_5MoeForConditionalGeneration", **apart)["ffn_hidden_size"] == 32
+    glm4 = derive("Glm4ForCausalLM")
+    assert glm4["post_self_attn_layernorm"] and glm4["post_mlp_layernorm"] and glm4["rotary_interleaved"]
+    assert glm4["rotary_percent"] == 0.5 and glm4["add_qkv_bias"]
+    minimax = derive("MiniMaxM2ForCausalLM", rotary_dim=8)
+    assert minimax["rotary_percent"] == 0.5 and minimax["qk_layernorm_over_heads"]
+    assert minimax["moe_ffn_hidden_size"] == 128 and minimax["moe_router_enable_expert_bias"]
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "said"),
     [
@@ -140,7 +162,9 @@ def test_experts():
         ("DeepseekV3ForCausalLM", dict(norm_topk_prob=False), "norm_topk_prob is False"),
         ("DeepseekV3ForCausalLM", dict(n_group=4, topk_group=2, num_experts_per_tok=2), "2 experts from 2 groups"),
         ("DeepseekV3ForCausalLM", dict(kv_lora_rank=None), "has no kv_lora_rank"),
-        ("MiniMaxM2ForCausalLM", {}, "norms span all heads"),
+        ("MiniMaxM2ForCausalLM", dict(use_qk_norm=False), "use_qk_norm is False"),
+        ("MiniMaxM2ForCausalLM", dict(attn_type_list=[1, 0, 1, 1]), "linear attention"),
+        ("Qwen3NextForCausalLM", dict(mlp_only_layers=[1]), "mlp_only_layers is not empty"),
         (
             "Qwen3ForCausalLM",
             dict(quantization_config=dict(quant_method="fp8", weight_block_size=[128, 128])),

@@ -82,7 +82,10 @@ def test_a_sound_run_has_no_warnings():
         ("--load-debug-rollout-data a --load-debug-rollout-data-subsample 0", "is 0.0"),
         ("--disable-compute-advantages-and-returns", "it goes with --loss-type sft_loss"),
         ("--rollout-function-path slime.rollout.sft_rollout.generate_rollout", "give --loss-type sft_loss"),
-        ("--spec slime_plugins.models.qwen3_5 get_qwen3_5_spec", "Qwen3.5 and Qwen3.6, models with linear attention"),
+        ("--spec slime_plugins.models.qwen3_5_vl f", "Qwen3.5-VL with its images, which is not trained here"),
+        ("--enable-mtp-training", "--enable-mtp-training without --mtp-num-layers"),
+        ("--enable-mtp-training --mtp-num-layers 1 --mtp-use-repeated-layer", "one layer for all depths is not built"),
+        ("--enable-mtp-training --mtp-num-layers 1 --overlap-grad-reduce", "has no gradient to wait for"),
         ("--spec slime_plugins.models.glm5.glm5 f", "GLM-5, a model with sparse attention, which is not trained here"),
         (
             "--spec my.module f",
@@ -439,6 +442,9 @@ def test_warnings():
         in check(resolved(base=GOOD.replace("--rm-type math", "--custom-generate-function-path m.f")))[0]
     )
     assert "cannot be resumed" in check(resolved("--no-save-optim"))[0]
+    assert "follows from config.json" in check(resolved("--spec slime_plugins.models.glm4 get_glm_spec"))[0]
+    assert "stay as the checkpoint has them" in check(resolved("--mtp-num-layers 1"))[0]
+    assert check(resolved("--mtp-num-layers 1 --enable-mtp-training")) == []
     assert "none of them is the probability that a token was sampled with" in check(resolved("--rollout-top-p 0.9"))[0]
     assert check(resolved("--rollout-top-p 0.9 --rollout-top-k 50 --use-top-p-replay")) == []
 

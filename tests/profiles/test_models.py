@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from bench import scripts
 from slime_cli.models import architecture
 from slime_cli.options import catalogue, profiles
 from slime_cli.options.resolve import resolve
@@ -69,6 +70,12 @@ ROUNDED = {
     "kimi-k2": 1.03e12,
     "kimi-k2-thinking": 1.03e12,
     "moonlight": 16e9,
+    "qwen3-next-80b-a3b": 79.7e9,
+    "qwen3.5-9b": 9e9,
+    "qwen3.5-27b": 27e9,
+    "qwen3.5-35b-a3b": 34.7e9,
+    "glm4-9b": 9.4e9,
+    "minimax-m2": 228.7e9,
 }
 
 
@@ -80,3 +87,21 @@ def test_parameters_are_as_many_as_published(name):
 @pytest.mark.parametrize("name", ROUNDED)
 def test_parameters_are_about_as_many_as_published(name):
     assert table.parameters(args(name)) == pytest.approx(ROUNDED[name], rel=0.02)
+
+
+SCRIPTS = {
+    "scripts/run-glm4-9B.sh": "glm4-9b",
+    "scripts/run-minimax-m2.sh": "minimax-m2",
+    "scripts/run-mimo-7B-rl-eagle.sh": "mimo-7b-rl",
+    "scripts/run-qwen3-next-80B-A3B.sh": "qwen3-next-80b-a3b",
+    "scripts/run-qwen3.5-27B.sh": "qwen3.5-27b",
+    "scripts/run-qwen3.5-35B-A3B-sft.sh": "qwen3.5-35b-a3b",
+    "examples/fully_async_run-qwen3.5-9B-fully_async.sh": "qwen3.5-9b",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_launch_script_of_slime_makes_the_model_that_its_config_says(script, tmp_path):
+    """A dry run has no checkpoint to compare with; a run has."""
+    argv = scripts.with_stand_ins(scripts.SCRIPTS[script], tmp_path)
+    architecture.check_given(args(SCRIPTS[script]), resolve([*argv, "--run-dir", str(tmp_path)]).megatron, script)

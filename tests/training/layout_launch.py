@@ -28,6 +28,10 @@ IN_LAYOUTS_OF_EXPERTS = (
     IN_DENSE_LAYOUTS[1],
 )
 """Cases of ``moe_cases.CASES``; one process runs all."""
+OF_FAMILIES = ("single", "tp2", "pp2", "vpp2", "cp2", "tp2_cp2", "dp2")
+"""Layouts that run ``family_cases.py``; where gradients are whole on every rank. Besides them ep2 and tp2_ep2."""
+RESUMING = ("tp2", "dp2_distributed")
+"""Layouts in which each family is resumed."""
 MTP_EVERYWHERE = ("mtp", "mtp_tied", "mtp_packed_small")
 """Cases of ``mtp_cases.CASES`` that every layout runs; one of four ranks the first alone."""
 POLICY = {

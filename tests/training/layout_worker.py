@@ -27,11 +27,12 @@ from megatron.bridge import AutoBridge  # noqa: E402, F401  (imported before the
 
 import attention_cases  # noqa: E402
 import checkpoint_cases  # noqa: E402
+import family_cases  # noqa: E402
 import layout_cases  # noqa: E402
 import moe_cases  # noqa: E402
 import mtp_cases  # noqa: E402
 import policy_cases  # noqa: E402
-from layout_launch import IN_OTHER, OTHER, OTHER_PROCESSOR, POLICY  # noqa: E402
+from layout_launch import IN_OTHER, OF_FAMILIES, OTHER, OTHER_PROCESSOR, POLICY, RESUMING  # noqa: E402
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 transformers.logging.set_verbosity_error()
@@ -79,7 +80,8 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
     if job.endswith(":resume"):
         return {"resume": layout_cases.resume(session)}
     if "ep2" in layout:
-        return {"steps": moe_cases.steps(session), "balance": moe_cases.balance(session)}
+        found = {"steps": moe_cases.steps(session), "balance": moe_cases.balance(session)}
+        return found | {"families": family_cases.gradients(session) if layout in ("ep2", "tp2_ep2") else {}}
     if job.endswith(":reshard"):
         return checkpoint_cases.after_the_layouts(session)
     return {
@@ -88,6 +90,8 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
         "bridge": layout_cases.bridges(session),
         "steps": layout_cases.steps(session) | moe_cases.steps(session) | mtp_cases.steps(session),
         "mtp": mtp_cases.alone(session) if layout == "single" else {},
+        "families": family_cases.gradients(session) if layout in OF_FAMILIES else {},
+        "resumed": family_cases.resumed(session) if layout in RESUMING else {},
         "replay": moe_cases.replay(session) if layout == "single" else {},
         "balance": moe_cases.balance(session),
         "rounded": layout_cases.rounded(session) if layout == "single" else [],
@@ -103,7 +107,9 @@ def child(folder: pathlib.Path, job: str, rank: int) -> None:
     code = 1
     try:
         if job == "make":
-            out = layout_cases.make(folder) | moe_cases.make(folder) | mtp_cases.make(folder)
+            out = (
+                layout_cases.make(folder) | moe_cases.make(folder) | mtp_cases.make(folder) | family_cases.make(folder)
+            )
         else:
             out = in_layout(folder, job, job.split(":")[0], rank)
         (folder / f"{job}.{rank}.json").write_text(json.dumps(out))

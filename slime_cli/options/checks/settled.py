@@ -21,20 +21,20 @@ ROLLOUTS = {
 }
 """slime's own function for a whole rollout -> losses with which this slime does the same."""
 IDLE = {
+    "use_gated_attention": "here: which layers have what attention follows from config.json of --hf-checkpoint",
+    "qwen_gdn_backend": "here: linear attention is computed in torch, whatever is installed",
     "model_name": "beside --hf-checkpoint: its config.json says which model it is",
     "loss_mask_type": "here: the chat template itself says which tokens are an assistant's, whatever its kind; see "
     "--on-rewritten-turns and --opened-thinking for one that drops or opens thinking",
 }
 """Option -> why it has no effect, as the warning says it. Whoever builds what it is about takes its line out."""
 PLUGINS = {
-    "qwen3_5_vl": "Qwen3.5-VL, a model of images and text",
-    "qwen3_5": "Qwen3.5 and Qwen3.6, models with linear attention",
-    "qwen3_next": "Qwen3-Next, a model with linear attention",
-    "glm4": "dense GLM-4, a model with a norm behind attention and MLP",
+    "qwen3_5_vl": "Qwen3.5-VL with its images",
     "glm5": "GLM-5, a model with sparse attention",
-    "minimax_m2": "MiniMax-M2",
 }
-"""Module of ``slime_plugins.models`` -> the model that it builds."""
+"""Module of ``slime_plugins.models`` -> the model that it builds, where that is not trained here."""
+KNOWN_PLUGINS = ("qwen3_5", "qwen3_next", "glm4", "minimax_m2")
+"""Those whose models follow from config.json here."""
 
 
 def settled(r: Resolved) -> Iterator[Problem | str]:
@@ -61,13 +61,17 @@ def _vocabulary(megatron: dict[str, Any]) -> Iterator[Problem]:
         yield f"--make-vocab-size-divisible-by {value} has no effect here", fix
 
 
-def _spec(spec: list[str] | None) -> Iterator[Problem]:
-    """slime's plugins build models that Megatron has not; nothing else reads the option here."""
+def _spec(spec: list[str] | None) -> Iterator[Problem | str]:
+    """slime's plugins build models that Megatron has not; nothing reads the option here."""
     module, *_ = spec or [""]
     plugin = module.removeprefix("slime_plugins.models.").partition(".")[0]
     if plugin in PLUGINS and plugin != module:
         fix = "docs/models.md lists the models that are"
         yield f"--spec {' '.join(spec or ())}: {PLUGINS[plugin]}, which is not trained here", fix
+    elif plugin in KNOWN_PLUGINS and plugin != module:
+        yield no_effect(
+            [f"--spec {' '.join(spec or ())}"], "here: its model follows from config.json of --hf-checkpoint"
+        )
     elif spec:
         fix = "leave it out: a model follows from config.json, and --custom-model-provider-path builds one of yours"
         yield f"--spec {' '.join(spec)} has no effect here", fix

@@ -20,6 +20,12 @@ class LaunchScript:
     model_name: str | None = option(
         None, "The model's name, which config.json of --hf-checkpoint says anyway.", resume="free"
     )
+    use_gated_attention: bool = option(
+        False, "Attention with an output gate, which config.json of --hf-checkpoint says anyway.", resume="free"
+    )
+    qwen_gdn_backend: Literal["fla", "flashqla"] | None = option(
+        None, "Who computes Qwen's linear attention; torch does anyway.", resume="free"
+    )
     loss_mask_type: Literal["qwen", "qwen3", "qwen3_5", "distill_qwen"] | None = option(
         None, "The template's kind, which the chat template itself says anyway.", needs=SUPERVISED, resume="free"
     )

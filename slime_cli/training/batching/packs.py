@@ -16,6 +16,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from slime_cli.training.batching import packing
+from slime_cli.training.network.delta_rule import Chunks
 
 FP8_BLOCK = 128
 """Transformer Engine scales blocks of so many tokens in FP8, and takes no part of one."""
@@ -62,6 +63,17 @@ class Rectangles:
     """Where each token of the pack sits in the concatenated, flattened queries."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """The pack's sequences one after the other and each in order, as layers with a state go through them."""
+
+    order_T: torch.Tensor | slice
+    """Where each of their tokens is in the parts of all context parallel ranks, one part after the other."""
+    inverse_T: torch.Tensor | slice
+    positions_T: torch.Tensor
+    chunks: Chunks
+
+
 @dataclasses.dataclass
 class Pack(PackedSeqParams):
     """Megatron's packed-sequence parameters with what the local layers need besides.
@@ -89,6 +101,20 @@ class Pack(PackedSeqParams):
         device = None if self.ends_N1 is None else self.ends_N1.device
         queries, keys = ([x.to(device) for x in part] for part in (shape.queries, shape.keys))
         return Rectangles(queries, keys, shape.scatter_T.to(device))
+
+    @functools.cached_property
+    def whole(self) -> Whole:
+        device = None if self.positions_T is None else self.positions_T.device
+        lengths_N = self.cut.whole(self.lengths_N)
+        positions_T = torch.from_numpy(ranges(np.zeros_like(lengths_N), lengths_N)).to(device)
+        chunks = Chunks.of(lengths_N, device)
+        if self.cut.size == 1:
+            return Whole(slice(None), slice(None), positions_T, chunks)
+        starts_N = np.cumsum(lengths_N) - lengths_N
+        ranks = [dataclasses.replace(self.cut, rank=rank) for rank in range(self.cut.size)]
+        owners, within = (np.concatenate(x) for x in zip(*(places(self.lengths_N, cut) for cut in ranks), strict=True))
+        inverse_T = torch.from_numpy(starts_N[owners] + within).to(device)
+        return Whole(inverse_T.argsort(), inverse_T, positions_T, chunks)
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -80,11 +80,20 @@ def mark_sequence_parallel(parameter: Any, config: TransformerConfig) -> None:
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm, with a weight that Megatron knows to be split by sequence parallelism."""
+    """torch's RMSNorm, with a weight that Megatron knows to be split by sequence parallelism; what it multiplies by is
+    one more than the weight, where the model has it so (``--apply-layernorm-1p``)."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         mark_sequence_parallel(self.weight, config)
+        self.around_zero = config.layernorm_zero_centered_gamma
+        if self.around_zero:
+            torch.nn.init.zeros_(self.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.around_zero:
+            return super().forward(x)
+        return F.rms_norm(x.float(), self.normalized_shape, 1 + self.weight.float(), self.eps).to(x.dtype)
 
 
 class PackedAttention(MegatronModule):
@@ -167,7 +176,8 @@ def use(spec: Any) -> Any:
     """Puts the classes above into a local layer or block spec, in place; returns it."""
     for layer in spec.layer_specs if hasattr(spec, "layer_specs") else [spec]:
         attention = layer.submodules.self_attention.submodules
-        attention.core_attention = PackedAttention
+        if hasattr(attention, "core_attention"):
+            attention.core_attention = PackedAttention
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         for norm in ("q_layernorm", "k_layernorm", "kv_layernorm"):
             if getattr(attention, norm, None) not in (None, IdentityOp):
@@ -191,7 +201,8 @@ def _checkpoint_names(layer: Any) -> dict[str, str]:
     if hasattr(layer.self_attention.submodules, "kv_layernorm"):
         out = {f"self_attention.{x}_layernorm.": f"self_attention.linear_{x}_up_proj.layer_norm_" for x in ("q", "kv")}
     else:
-        out = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+        linear = "in_proj" if hasattr(layer.self_attention.submodules, "in_proj") else "linear_qkv"
+        out = {"input_layernorm.": f"self_attention.{linear}.layer_norm_"}
     if getattr(layer.mlp, "func", None) is not MoELayer:
         out["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
     return out

@@ -21,6 +21,7 @@ from slime_cli import addresses
 from slime_cli.errors import EngineError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.hardware import transformer_engine
+from slime_cli.options import catalogue
 from slime_cli.processes import die_with_parent
 
 
@@ -78,7 +79,7 @@ def parse(argv: list[str], rank: int, world_size: int) -> argparse.Namespace:
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             with command_line(argv):
-                args = parse_args(ignore_unknown_args=False)
+                args = parse_args(_add_ours, ignore_unknown_args=False)
             hardware.check_trainer(vars(args))
             transformer_engine.check(args)
             with async_save_kept(args):
@@ -93,6 +94,13 @@ def parse(argv: list[str], rank: int, world_size: int) -> argparse.Namespace:
     args.padded_vocab_size = args.vocab_size
     args.variable_seq_lengths = True  # packs differ in length, and pipeline stages must tell each other; not a flag
     return args
+
+
+def _add_ours(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The options of models that Megatron has no option for (:data:`slime_cli.options.catalogue.ADDED`)."""
+    for option in catalogue.ADDED["megatron"]:
+        parser.add_argument(*option.flags, dest=option.dest, action=option.action, help=option.help)
+    return parser
 
 
 def initialise(args: argparse.Namespace, device: hardware.Device) -> None:

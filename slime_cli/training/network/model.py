@@ -15,7 +15,7 @@ from megatron.training.global_vars import get_args
 from slime_cli.errors import UsageError
 from slime_cli.hardware.megatron import become, fuse
 from slime_cli.hooks.kinds import accepted
-from slime_cli.training.network import any_layers, attention, mtp
+from slime_cli.training.network import any_layers, attention, delta_net, layers, mtp
 from slime_cli.training.network.attention import mark_sequence_parallel
 
 
@@ -29,19 +29,25 @@ def provider(
     """Builds this rank's part of the model from Megatron's current arguments (the signature that Megatron calls)."""
     args: Any = get_args()
     config = config or core_transformer_config_from_args(args)
-    if config.experimental_attention_variant:
+    variant = config.experimental_attention_variant
+    if variant not in (None, "gated_delta_net"):
         raise UsageError(
-            f"attention variant {config.experimental_attention_variant}: Megatron has it on Transformer Engine's layers"
-            " only",
+            f"attention variant {variant}: Megatron has it on Transformer Engine's layers only",
             "slime does not train or convert this architecture yet",
         )
     if config.multi_latent_attention:
         _yarn(config, args)
     local = args.transformer_impl == "local"
     fuse(config, local=local, angles=args.position_embedding_type == "rope")
+    config.experimental_attention_variant = None  # Megatron's specs of local layers have none
     spec: Any = get_gpt_decoder_block_spec(config, use_transformer_engine=not local, vp_stage=vp_stage)
+    config.experimental_attention_variant = variant
+    if variant:
+        config.hetereogenous_dist_checkpoint = True
+        delta_net.use(spec, config, vp_stage)
     if local:
         attention.use(spec)
+        layers.use(spec, config, args)
     if config.multi_latent_attention and (local or getattr(config, "q_lora_rank", None) is None):
         attention.use_latent_attention(spec)
     depths = None
