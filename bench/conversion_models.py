@@ -68,6 +68,7 @@ DELTA = dict(
     linear_value_head_dim=8,
     linear_num_key_heads=2,
     linear_num_value_heads=4,
+    mtp_num_hidden_layers=1,
 )
 GATED_EXPERTS = dict(num_experts=8, shared_expert_intermediate_size=24)
 VISION = {"vision": True}
@@ -134,7 +135,7 @@ def make(family: str, folder: pathlib.Path) -> None:
     logits_TV = torch.cat([model(tokens[None]).logits[0] for tokens in sequences()])
     (logits_TV * loss_weights_TV()).sum().backward()
     model.save_pretrained(folder)
-    if "num_nextn_predict_layers" in fields:
+    if depths(fields):
         _add_mtp(folder, config.num_hidden_layers, name)
     torch.save(
         {"logits_TV": logits_TV.detach(), "grad_VH": model.get_input_embeddings().weight.grad}, folder / "expected.pt"
@@ -149,19 +150,21 @@ def make(family: str, folder: pathlib.Path) -> None:
 
 def _add_mtp(folder: pathlib.Path, layers: int, name: str) -> None:
     """A multi-token-prediction (MTP) layer, as the last layer is; transformers makes none, published checkpoints have
-    one. Beside it they have copies of embedding and head, but for MiMo's."""
+    one. Beside it DeepSeek's and GLM's have copies of embedding and head."""
     import torch
     from safetensors.torch import load_file
 
     path = folder / "model.safetensors"
     held = load_file(path)
     last = f"model.layers.{layers - 1}."
-    at = "model.mtp_layers.0." if name == "MiMo" else f"model.layers.{layers}."
-    own = OF_MIMO if name == "MiMo" else OF_DEEPSEEK
+    kind = name if name in MTP else "Qwen3.5" if name.startswith("Qwen") else "DeepSeek"
+    at, beside, own = MTP[kind]
+    at, beside = at.format(layers), beside.format(layers)
     hidden = DENSE["hidden_size"]
     added = {at + key.removeprefix(last): torch.randn_like(t) for key, t in held.items() if key.startswith(last)}
-    added |= {at + key: torch.randn(hidden, 2 * hidden) if "proj" in key else torch.randn(hidden) for key in own}
-    if name != "MiMo":
+    added |= {beside + key: torch.randn(hidden) for key in own[1:]}
+    added |= {beside + own[0]: torch.randn(hidden, 2 * hidden)}
+    if kind == "DeepSeek":
         added |= {f"{at}embed_tokens.weight": held["model.embed_tokens.weight"].clone()}
         added |= {f"{at}shared_head.head.weight": held["lm_head.weight"].clone()}
     _replace(path, held | added)
@@ -187,7 +190,7 @@ def _put_into_vision(folder: pathlib.Path, name: str) -> None:
     out = {"model.visual.patch_embed.proj.weight": torch.ones(3)}
     for key, tensor in held.items():
         key = key.replace("model.", "model.language_model.", 1)
-        if found := re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)_proj\.weight", key):
+        if found := re.fullmatch(r"(model\..*\.mlp\.experts)\.(\d+)\.(\w+)_proj\.weight", key):
             packed.setdefault(found[1], {}).setdefault(int(found[2]), {})[found[3]] = tensor
         else:
             out[key] = tensor
@@ -203,9 +206,29 @@ def _put_into_vision(folder: pathlib.Path, name: str) -> None:
     config.write_text(json.dumps(told | {"dtype": text["dtype"], "tie_word_embeddings": False, "vision_config": {}}))
 
 
-OF_MIMO = ("token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight", "final_layernorm.weight")
-OF_DEEPSEEK = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
-"""What an MTP layer has beside an ordinary one's tensors."""
+MTP = {
+    "MiMo": (
+        "model.mtp_layers.0.",
+        "model.mtp_layers.0.",
+        ("input_proj.weight", "token_layernorm.weight", "hidden_layernorm.weight", "final_layernorm.weight"),
+    ),
+    "Qwen3.5": (
+        "mtp.layers.0.",
+        "mtp.",
+        ("fc.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight"),
+    ),
+    "DeepSeek": (
+        "model.layers.{}.",
+        "model.layers.{}.",
+        ("eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight"),
+    ),
+}
+"""Where an MTP layer's tensors are, where the others of MTP are, and these: a projection first, then norms."""
+
+
+def depths(config: dict[str, Any]) -> int:
+    """MTP layers of a model with this config."""
+    return config.get("num_nextn_predict_layers") or config.get("text_config", config).get("mtp_num_hidden_layers") or 0
 
 
 def sequences() -> "list[torch.Tensor]":

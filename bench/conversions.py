@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from bench.conversion_models import FAMILIES, LENGTHS, loss_weights_TV, make, sequences
+from bench.conversion_models import FAMILIES, LENGTHS, depths, loss_weights_TV, make, sequences
 from slime_cli.errors import EngineError, SlimeError
 
 if TYPE_CHECKING:
@@ -221,8 +221,8 @@ def case(family: str, layout: str, model: pathlib.Path, scratch: pathlib.Path) -
     try:
         config = architecture.read_config(str(model))
         out["architecture"] = architecture.name(config)
-        depths = {"mtp_num_layers": config["num_nextn_predict_layers"]} if "num_nextn_predict_layers" in config else {}
-        checkpoint = convert.hf_to_dist(model, scratch / "dist", **sizes, megatron=depths, force=True, run=run)
+        mtp = {"mtp_num_layers": depths(config)} if depths(config) else {}
+        checkpoint = convert.hf_to_dist(model, scratch / "dist", **sizes, megatron=mtp, force=True, run=run)
         convert.dist_to_hf(checkpoint, scratch / "hf", origin=emptied(model, scratch / "origin"), force=True, run=run)
         out["why_not"] = exact(model, scratch / "hf")
         out["exact"] = out["why_not"] is None

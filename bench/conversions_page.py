@@ -34,9 +34,10 @@ NOTES = """\
 `n/a`: expert parallelism of a model without experts. A gradient `-` is one that no rank has whole: a tied embedding's
 is summed over the first and the last pipeline stage by the optimizer's step, which is not taken here.
 
-MiMo, DeepSeek-V3, GLM-4.5 and GLM-4.7-Flash are converted with their multi-token-prediction (MTP) layer here
-(`--mtp-num-layers 1`). Without that option `dist-to-hf` takes its weights from the original model, or leaves them out
-where those are quantised. The original that it gets here has zeros in place of all weights, so nothing is copied.
+MiMo, DeepSeek-V3, GLM-4.5, GLM-4.7-Flash, Qwen3-Next and Qwen3.5 are converted with their multi-token-prediction (MTP)
+layer here (`--mtp-num-layers 1`). Without that option `dist-to-hf` takes its weights from the original model, or leaves
+them out where those are quantised. The original that it gets here has zeros in place of all weights, so nothing is
+copied.
 """
 
 

@@ -18,8 +18,8 @@ Shape = tuple[int, ...]
 Tensors = dict[str, Shape]
 
 
-EXPERT = re.compile(r"\.experts\.\d+\.")
-"""In the name of a tensor of one expert."""
+EXPERT = re.compile(r"^model\..*\.experts\.\d+\.")
+"""The name of a tensor of one expert, of the model itself."""
 
 
 def required(config: Config, held: Iterable[str] = ()) -> Tensors | None:
