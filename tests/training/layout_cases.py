@@ -125,6 +125,7 @@ MORE = {
         [],
         "poisoned",
     ),
+    "sft_fanned_out": ("untied", Settings(loss_type="sft_loss", max_tokens=1024), [], "fanned_out"),
     "sft_packed_small": ("untied", Settings(loss_type="sft_loss", max_tokens=SMALL), [], "batch"),
     **{
         f"{case}_packed_small": (name, dataclasses.replace(settings, max_tokens=SMALL), flags, which)
@@ -135,7 +136,7 @@ MORE = {
 }
 """Run in the layouts ``single`` and ``dp2`` only."""
 REFERENCES = ("grpo", "grpo_per_token", "grpo_untied", "grpo_rollout_log_probs", "sft", "grpo_fanned_out_balanced")
-REFERENCES += ("grpo_shared_prompts",)
+REFERENCES += ("grpo_shared_prompts", "sft_fanned_out")
 """Cases whose first step is taken in float64 too."""
 
 

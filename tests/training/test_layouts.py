@@ -54,6 +54,7 @@ ALSO_DP2 = [
     "grpo_rollout_log_probs",
     "grpo_rollout_log_probs_nan_where_masked",
     "sft_packed_small",
+    "sft_fanned_out",
     *(f"{e}_packed_small" for e in ESTIMATORS[1:]),
     "grpo_fanned_out",
     "grpo_fanned_out_two_steps",
@@ -90,6 +91,7 @@ def assert_same(got: list[dict], want: list[dict]) -> None:
                 "grpo_untied",
                 "grpo_rollout_log_probs",
                 "sft",
+                "sft_fanned_out",
                 "grpo_fanned_out_balanced",
                 "grpo_shared_prompts",
             )
