@@ -8,6 +8,7 @@
 4. An engine that dies in the middle of a sync is named, and soon; a setting that its group cannot have as well.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -54,6 +55,28 @@ def url(endpoint, weights):
     engine_api.post(url, "/update_weight_version", {"new_version": before, "abort_all_requests": False}, 60)
 
 
+def _words(way):
+    """Options of a short run with deltas, with another transport in their place."""
+    words = [word for word in WORDS if "delta" not in word and word not in ("--update-weight-mode", "overwrite")]
+    return [*words, "--update-weight-transport", way, "--update-weight-buffer-size", str(1 << 20)]
+
+
+@contextlib.contextmanager
+def serving(model, folder, *words):
+    """An engine of its own while the block runs."""
+    process = start(
+        "serve-rollout", "--hf-checkpoint", model, "--run-dir", folder / "other", *words, log=folder / "log"
+    )
+    endpoint = folder / "other" / "endpoint.json"
+    deadline = time.time() + 300
+    while not endpoint.exists():
+        assert process.poll() is None and time.time() < deadline, (folder / "log").read_text()[-3000:]
+        time.sleep(0.2)
+    yield manifests.read(endpoint, manifests.Endpoint).engines[0]
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+
+
 def moved(weights, by):
     return {name: tensor + by for name, tensor in weights.items()}
 
@@ -64,10 +87,7 @@ def moved(weights, by):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", WAYS)
 def test_killed_and_resumed_every_version_is_proven(served, tmp_path, way):
-    words = [word for word in WORDS if "delta" not in word and word not in ("--update-weight-mode", "overwrite")]
-    words = [word for word in words if word != "--update-weight-delta-encoding"]
-    words += ["--update-weight-transport", way, "--update-weight-buffer-size", str(1 << 20)]
-    words = ("train", *words, "--run-dir", tmp_path / "run", "--rollout-endpoint", served / "endpoint.json")
+    words = ("train", *_words(way), "--run-dir", tmp_path / "run", "--rollout-endpoint", served / "endpoint.json")
     _kill_when(start(*words, log=tmp_path / "out.log"), lambda: _lines(tmp_path / "run" / "metrics.jsonl") >= 3)
     done = slime(*words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -128,6 +148,40 @@ def test_a_paused_engine_continues_its_requests_with_the_new_weights(url, weight
     engine_api.flush(url)
 
 
+@pytest.mark.timeout(600)
+def test_both_ranks_of_an_engine_get_their_part(served, weights, tmp_path):
+    words = ("--rollout-num-gpus", "2", "--rollout-num-gpus-per-engine", "2")
+    with serving(served / "model", tmp_path, *words) as engine:
+        for way in WAYS:
+            learner = MemoryRank(moved(weights, 0.05), step=6)
+            transport = Memory(way, buffer=TENSOR)
+            version = transport.write(learner, 6)
+            transport.send(version, [engine.url], flush=True)
+            (proof,) = transport.verify(version, [engine.url])
+            assert proof.kind == "checksum" and proof.tensors > len(weights), "of two ranks"
+            engine_api.require(engine.url, "/weights_checker", {"action": "reset_tensors"}, 60)
+            with pytest.raises(EngineError, match="holds other weights"):
+                transport.verify(version, [engine.url])
+            transport.close()
+
+
+@pytest.mark.timeout(600)
+def test_two_trainer_ranks_send_what_they_have_together(served, tmp_path):
+    words = [
+        *_words("ipc"),
+        "--num-rollout",
+        "2",
+        "--actor-num-gpus-per-node",
+        "2",
+        "--tensor-model-parallel-size",
+        "2",
+    ]
+    words += ["--run-dir", tmp_path / "run", "--rollout-endpoint", served / "endpoint.json"]
+    done = slime("train", *words)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["engines_verified"] is True
+
+
 # -- 3 -----------------------------------------------------------------------------------------------------------------
 
 
@@ -157,38 +211,30 @@ def test_a_request_that_makes_no_sense_is_refused_and_the_engine_lives(url, weig
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_engine_that_is_killed_in_the_middle_is_named_soon(served, url, weights, tmp_path, way, monkeypatch):
-    folder = tmp_path / "other"
-    process = start("serve-rollout", "--hf-checkpoint", served / "model", "--run-dir", folder, log=tmp_path / "log")
-    deadline = time.time() + 300
-    while not (folder / "endpoint.json").exists():
-        assert process.poll() is None and time.time() < deadline, (tmp_path / "log").read_text()[-3000:]
-        time.sleep(0.2)
-    other = manifests.read(folder / "endpoint.json", manifests.Endpoint).engines[0]
-    learner = MemoryRank(moved(weights, 0.03), step=9)
-    transport = Memory(way, buffer=TENSOR)
-    put = posting.Posting.put
-    puts = []
+    with serving(served / "model", tmp_path) as other:
+        learner = MemoryRank(moved(weights, 0.03), step=9)
+        transport = Memory(way, buffer=TENSOR)
+        put = posting.Posting.put
+        puts = []
 
-    def killing(self, body):
-        puts.append(self.path)
-        if len([path for path in puts if "update_weights" in path]) == 4:
-            os.kill(other.pid, signal.SIGKILL)
-        put(self, body)
+        def killing(self, body):
+            puts.append(self.path)
+            if len([path for path in puts if "update_weights" in path]) == 4:
+                os.kill(other.pid, signal.SIGKILL)
+            put(self, body)
 
-    monkeypatch.setattr(posting.Posting, "put", killing)
-    begun = time.monotonic()
-    with pytest.raises(EngineError) as caught:
-        transport.send(transport.write(learner, 9), [url, other.url], flush=True)
-    assert time.monotonic() - begun < 30 and other.url in caught.value.message
-    monkeypatch.undo()
-    held = engine_api.get(url, "/model_info")["weight_version"]
-    assert held == ("v000009" if way == "ipc" else f"v000009{SPOILT}"), "a part of a version is no version"
-    version = transport.write(learner, 9)
-    transport.send(version, [url], flush=True)
-    assert [proof.kind for proof in transport.verify(version, [url])] == ["checksum"]
-    transport.close()
-    process.send_signal(signal.SIGINT)
-    process.wait(60)
+        monkeypatch.setattr(posting.Posting, "put", killing)
+        begun = time.monotonic()
+        with pytest.raises(EngineError) as caught:
+            transport.send(transport.write(learner, 9), [url, other.url], flush=True)
+        assert time.monotonic() - begun < 30 and other.url in caught.value.message
+        monkeypatch.undo()
+        held = engine_api.get(url, "/model_info")["weight_version"]
+        assert held == ("v000009" if way == "ipc" else f"v000009{SPOILT}"), "a part of a version is no version"
+        version = transport.write(learner, 9)
+        transport.send(version, [url], flush=True)
+        assert [proof.kind for proof in transport.verify(version, [url])] == ["checksum"]
+        transport.close()
 
 
 def test_two_syncs_at_once_leave_one_of_the_two_whole(url, weights):
