@@ -7,6 +7,7 @@ engine keeps no other from being told: an engine that nobody resumes would stand
 import concurrent.futures
 import functools
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from slime_cli.errors import EngineError, together
 
 T = TypeVar("T")
 _SPELLED = {"half": "float16", "float": "float32", "": "auto"}
+_FLUSH_AGAIN = 0.2
+"""Seconds."""
 _RUNNING = "is the engine still running? see logs/engine-*.log of the run that owns it"
 
 
@@ -89,11 +92,21 @@ def each(urls: Sequence[str], ask: Callable[[str], T]) -> list[T]:
 
 def flush(url: str, patience: float = 60) -> None:
     """The engine's prefix cache is empty. Requests that are about to end are waited for, ``patience`` seconds at most.
-    Raises EngineError where there are some then, and leaves the engine as it is."""
-    answer = post(url, f"/flush_cache?timeout={patience:g}", {}, patience + 120)
-    if answer.status_code != 200:
-        message = f"{url}: its prefix cache cannot be flushed: {answer.text.strip()[:300]}"
-        raise EngineError(message, "let its requests end, or abort them, before")
+    Raises EngineError where there are some then, and leaves the engine as it is.
+
+    It is asked again and again: an engine that sleeps while it is idle looks only when a message comes, and where that
+    is always a health check it would find one request each time.
+    """
+    end = time.monotonic() + patience
+    while True:
+        late = time.monotonic() > end
+        answer = post(url, f"/flush_cache?timeout={_FLUSH_AGAIN:g}", {}, 120)
+        if answer.status_code == 200:
+            return
+        if late or answer.status_code != 400:  # which says that there are requests
+            message = f"{url}: its prefix cache cannot be flushed: {answer.text.strip()[:300]}"
+            raise EngineError(message, "let its requests end, or abort them, before")
+        time.sleep(_FLUSH_AGAIN / 4)
 
 
 def dtype(server_info: dict[str, Any]) -> str:

@@ -56,7 +56,7 @@ class MemoryEngine(ScriptedEngine):
             ("/weights_checker", self._sums),
         ):
             self.answers[path] = answer
-        self.answers["/flush_cache?timeout=60"] = {}
+        self.answers["/flush_cache?timeout=0.2"] = {}
 
     @property
     def version(self) -> str:

@@ -78,7 +78,7 @@ class LoadingEngine(ScriptedEngine):
     def __init__(self, model: pathlib.Path | str = "model", **server_info):
         super().__init__(model, **server_info)
         self.answers["/update_weights_from_disk"] = self._load
-        self.answers["/flush_cache?timeout=60"] = {}
+        self.answers["/flush_cache?timeout=0.2"] = {}
         self.answers["/weights_checker"] = {"ranks": [{"checksums": {}}]}
 
     def _load(self, body):

@@ -48,7 +48,7 @@ def test_slime_sync_is_refused_while_a_run_updates_the_endpoint(published, tmp_p
     held.close()
     assert command.run(words) == 0 and [p for p, _ in engine.posted] == [
         "/update_weights_from_disk",
-        "/flush_cache?timeout=60",
+        "/flush_cache?timeout=0.2",
         "/weights_checker",
     ]
     assert claim.holder_of(claim.beside(path)) is None

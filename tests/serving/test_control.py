@@ -11,7 +11,7 @@ COMMANDS = {
     "pause": (control.pause, "/pause_generation", {"mode": "in_place"}),
     "resume": (control.resume, "/continue_generation", {}),
     "abort_all": (control.abort_all, "/abort_request", {"abort_all": True}),
-    "flush": (lambda urls: engine_api.each(urls, engine_api.flush), "/flush_cache?timeout=60", {}),
+    "flush": (lambda urls: engine_api.each(urls, engine_api.flush), "/flush_cache?timeout=0.2", {}),
 }
 
 

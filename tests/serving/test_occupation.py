@@ -13,7 +13,7 @@ RELEASE, RESUME = "/release_memory_occupation", "/resume_memory_occupation"
 def engines(tmp_path):
     made = [ScriptedEngine(tmp_path) for _ in range(2)]
     for engine in made:
-        engine.answers |= {"/flush_cache?timeout=60": {}, RELEASE: {}, RESUME: {}}
+        engine.answers |= {"/flush_cache?timeout=0.2": {}, RELEASE: {}, RESUME: {}}
     yield made
     for engine in made:
         engine.shutdown()
@@ -29,7 +29,7 @@ def test_every_engine_is_empty_before_it_gives_its_memory_back_and_has_weights_b
     assert not occupation.away
     for engine in engines:
         assert engine.posted == [
-            ("/flush_cache?timeout=60", {}),
+            ("/flush_cache?timeout=0.2", {}),
             (RELEASE, {"tags": sorted(ALL)}),
             (RESUME, {"tags": [WEIGHTS]}),
             (RESUME, {"tags": sorted([CACHE, GRAPHS])}),
@@ -51,7 +51,7 @@ def test_a_wrong_order_is_refused_before_an_engine_hears_of_it(engines):
 
 
 def test_an_engine_with_requests_in_it_is_not_asked(engines):
-    del engines[1].answers["/flush_cache?timeout=60"]
+    del engines[1].answers["/flush_cache?timeout=0.2"]
     occupation = Occupation(lambda: [engine.url for engine in engines])
     with pytest.raises(EngineError, match="its prefix cache cannot be flushed"):
         occupation.release(ALL)

@@ -82,7 +82,7 @@ def test_engines_load_the_folder_under_the_versions_name(transport, learner, flu
         (path, body), *then = engine.posted
         assert path == "/update_weights_from_disk"
         assert body["flush_cache"] is False, "within the update it would end an engine that has anything in it"
-        assert [path for path, _ in then] == ["/flush_cache?timeout=60"] * flush
+        assert [path for path, _ in then] == ["/flush_cache?timeout=0.2"] * flush
         assert (body["model_path"], body["weight_version"]) == (str(version.path), "v000003")
     assert {p.kind for p in transport.verify(version, [e.url for e in engines])} == {"checksum"}
 
