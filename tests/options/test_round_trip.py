@@ -111,6 +111,10 @@ for section, engine in catalogue.ENGINES.items():
     shipped = json.loads((catalogue.NATIVE / f"{engine}-{version}.json").read_text())["options"]
     for want, have in zip(found, shipped, strict=True):
         assert json.loads(json.dumps(want)) == have, (want, have)
+    if section == "megatron":
+        from slime_cli.training.network.megatron import _add_ours
+
+        _add_ours(parser)
     tried = 0
     for option in table.options:
         if option.type == "other" and not option.choices:
