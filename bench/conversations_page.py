@@ -73,7 +73,7 @@ SAMPLES = (
 
 
 def outcome(renderer: SupervisedRenderer, kind: Kind) -> Rendered | RowError:
-    """What is trained, or why nothing is."""
+    """The cell of one template and kind: the trained text, or the reason for training nothing."""
     try:
         example = renderer.example(kind.row())
     except RowError as error:

@@ -35,7 +35,7 @@ GAP = 0.02
 
 
 class Memory:
-    """What the first GPU had in use, every 200 ms, in GiB."""
+    """Samples the memory that the first GPU has in use, every 200 ms, in GiB."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

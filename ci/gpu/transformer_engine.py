@@ -39,7 +39,7 @@ KINDS = {
     "none": [],
 }
 BATCHES = [batch([10] * 16, [20 + i] * 16, 2048) for i in range(3)]
-"""Of the steps around a checkpoint."""
+"""Batches of the three steps: one before a checkpoint, two after it."""
 FUSED = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def one(options: argparse.Namespace) -> None:
-    """What a child does; an error is a line of its own."""
+    """Does a child's work; an error is a line of its own."""
     from slime_cli.hardware import device as hardware
 
     try:

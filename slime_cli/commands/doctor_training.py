@@ -13,7 +13,7 @@ CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "argu
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
 SYSTEM, CALLS, REASONING = "a system message", "tool calls", "reasoning"
 FEATURES = (SYSTEM, CALLS, REASONING)
-"""What not every template takes."""
+"""Parts of a conversation that some templates do not take."""
 
 
 def conversation(features: set[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:

@@ -15,7 +15,8 @@ _base = 0
 
 
 def begin() -> None:
-    """What the process has now, its libraries, is no part's. On a GPU the allocator counts tensors alone."""
+    """Starts to count: memory that the process has now belongs to its libraries. On a GPU the allocator counts tensors
+    alone."""
     global _base
     _base = _resident("VmRSS")
 

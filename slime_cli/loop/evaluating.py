@@ -45,7 +45,7 @@ class Beside:
             await task
 
     async def unless_it_fails[T](self, waiting: asyncio.Task[T]) -> T:
-        """What is waited for; raises as soon as the evaluation does."""
+        """The result of ``waiting``. Raises as soon as the evaluation does."""
         if self.tasks:
             await asyncio.wait((waiting, *self.tasks), return_when=asyncio.FIRST_COMPLETED)
             if self.tasks and self.tasks[0].done():

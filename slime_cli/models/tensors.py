@@ -57,7 +57,7 @@ def further(name: str, layers: int) -> bool:
 
 
 def vision(name: str) -> bool:
-    """Whether the tensor belongs to what a model sees images with, which text alone does not go through."""
+    """Whether the tensor belongs to the vision encoder, which text does not go through."""
     return name.startswith("model.visual.")
 
 

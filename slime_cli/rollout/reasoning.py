@@ -47,7 +47,7 @@ def verbatim(message: dict[str, Any], body: str, tag: str = TAG) -> str:
 
 
 def filled(message: dict[str, Any], opened: re.Match[str], body: str) -> str:
-    """What follows a generation prompt that ends in ``opened``, ``<think>`` or the like: the message's reasoning, its
+    """The text after a generation prompt that ends in ``opened``, ``<think>`` or the like: the message's reasoning, its
     end, and ``body``, the turn without reasoning."""
     tag = opened[1]
     close = f"</{tag}>"

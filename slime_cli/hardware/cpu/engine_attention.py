@@ -46,7 +46,7 @@ def decode(
 ) -> torch.Tensor:
     """One new token of each of N sequences: query and output ``[N, heads, dim]``, a sequence's length with it in
     ``seq_lens``, and where its keys and values are in ``req_to_token[req_pool_indices]``."""
-    if encoder_lens is not None or more.get("is_cross_attn") or more.get("sliding_window_size") is not None:
+    if _special(encoder_lens, more):
         return stock(
             backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, encoder_lens, **more
         )
@@ -77,8 +77,7 @@ def extend(
 ) -> torch.Tensor:
     """The last ``extend_seq_lens`` tokens of each of N sequences, one after the other in query and output; those before
     them are in the cache already."""
-    special = encoder_lens is not None or more.get("is_cross_attn") or more.get("sliding_window_size") is not None
-    if special or not more.get("causal") or int(seq_lens.max()) > LONGEST:
+    if _special(encoder_lens, more) or not more.get("causal") or int(seq_lens.max()) > LONGEST:
         places = (req_to_token, req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens, encoder_lens)
         return stock(backend, query, output, k_cache, v_cache, *places, **more)
     lengths_N = seq_lens.to(torch.long)
@@ -97,6 +96,11 @@ def extend(
         found = _attend(query[from_NQ], k_cache[at_NK], v_cache[at_NK], seen_NQK, more)
         output[from_NQ[real_NQ]] = found[real_NQ]
     return output
+
+
+def _special(encoder_lens: torch.Tensor | None, more: dict[str, Any]) -> bool:
+    """Attention to an encoder, or within a window."""
+    return encoder_lens is not None or bool(more.get("is_cross_attn")) or more.get("sliding_window_size") is not None
 
 
 def _alike(new_N: torch.Tensor, lengths_N: torch.Tensor, width: int) -> Iterator[torch.Tensor]:

@@ -27,7 +27,7 @@ class Predicting(Protocol):
 
 @dataclasses.dataclass
 class Further:
-    """What one depth of multi-token prediction (MTP) reads and predicts. Columns are named as the micro-batch's."""
+    """Inputs and targets of one depth of multi-token prediction (MTP). Columns are named as the micro-batch's."""
 
     tokens_T: torch.Tensor
     """The token that lies so many places on as the depth says, in the same sequence; 0 behind its end."""
@@ -176,7 +176,7 @@ def _further(
     padding: int,
     device: torch.device,
 ) -> Further:
-    """What a layer of multi-token prediction is trained on; the samples are whole, each a sequence of the pack."""
+    """Inputs and targets of a layer of multi-token prediction; the samples are whole, each a sequence of the pack."""
     lengths = batch.lengths_N[p]
     responses = batch.response_lengths_N[p]
     owner_T, place_T = packs.places(lengths, cut)
