@@ -16,6 +16,8 @@ import httpx
 from slime_cli.errors import EngineError, together
 
 T = TypeVar("T")
+LOADER = "slime_cli.weights.loading.load"
+"""What engines that slime starts load buckets of shared memory with; SGLang's ``--custom-weight-loader``."""
 _SPELLED = {"half": "float16", "float": "float32", "": "auto"}
 _FLUSH_AGAIN = 0.2
 """Seconds."""

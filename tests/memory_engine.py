@@ -7,12 +7,14 @@ buckets are loaded, and then it refuses, or is gone (``gone``).
 import base64
 import datetime
 import io
+import json
 import pickle
 import threading
 
 import torch
 from torch import distributed
 
+from slime_cli import engine_api
 from slime_cli.weights import publish
 from tests.scripted_engine import ScriptedEngine
 
@@ -29,6 +31,9 @@ class Unpickler(pickle.Unpickler):
 def _opened(found, form):
     if form == "direct":
         return found
+    if form == engine_api.LOADER:
+        ((text, flat),) = found
+        return [(n, flat[b:e].view(getattr(torch, d)).reshape(s)) for n, d, s, b, e in json.loads(text)]
     assert form == "flattened_bucket"
     flat = found["flattened_tensor"]
     return [(m.name, flat[m.start_idx : m.end_idx].view(m.dtype).reshape(m.shape)) for m in found["metadata"]]

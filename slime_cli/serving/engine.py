@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import tempfile
 
-from slime_cli import addresses, processes
+from slime_cli import addresses, engine_api, processes
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.options.resolve import Resolved
@@ -130,4 +130,6 @@ def engine_argv(resolved: Resolved, model: str) -> list[str]:
     if resolved.slime.offload_rollout:
         needed |= hardware.gives_memory_back()
     merged = {k: v for k, v in needed.items() if not resolved.taken_back("sglang", k)} | resolved.sglang
+    loaders = resolved.sglang.get("custom_weight_loader") or ()
+    merged["custom_weight_loader"] = [*loaders, engine_api.LOADER]
     return dataclasses.replace(resolved, sglang=merged).sglang_argv()

@@ -83,7 +83,7 @@ class _Filling[M: Memory]:
             self._copy(begin)
         first = pieces[0]
         rows = (sum(piece.shape[0] for piece in pieces),) if first.dim() else ()
-        self._waiting += (piece.detach().contiguous().reshape(-1).view(torch.uint8) for piece in pieces)
+        self._waiting += (piece.detach().reshape(-1).view(torch.uint8) for piece in pieces)
         self.at = begin + sum(piece.nbytes for piece in pieces)
         self.places.append(Place(name, first.dtype, (*rows, *first.shape[1:]), begin, self.at))
 

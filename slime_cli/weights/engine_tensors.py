@@ -46,6 +46,8 @@ def _piece(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
     """That range of it, with rows of zeros behind its end."""
     if not tensor.dim():
         return tensor
+    if (cut.begin, cut.end) == (0, tensor.shape[cut.axis]):
+        return tensor
     begin, end = (min(place, tensor.shape[cut.axis]) for place in (cut.begin, cut.end))
     found = tensor.narrow(cut.axis, begin, end - begin)
     missing = cut.end - cut.begin - found.shape[cut.axis]

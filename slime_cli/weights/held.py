@@ -6,6 +6,7 @@ rows of zeros behind. Everything is by name and shape, so that a tensor is never
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -42,12 +43,13 @@ class Cut:
     end: int
 
 
-def parts_of(name: str) -> list[str]:
+@functools.lru_cache(maxsize=65536)
+def parts_of(name: str) -> tuple[str, ...]:
     """HF names of the tensors that the engine's tensor ``name`` is made of."""
     for fused, parts in FUSED.items():
         if f".{fused}." in name:
-            return [name.replace(fused, part) for part in parts]
-    return [name]
+            return tuple(name.replace(fused, part) for part in parts)
+    return (name,)
 
 
 def is_plain(name: str) -> bool:
@@ -57,6 +59,11 @@ def is_plain(name: str) -> bool:
 
 def cut(part: str, shape: Sequence[int], rank: Rank) -> Cut | None:
     """What ``rank`` keeps of the published tensor ``part``; None where that is not known."""
+    return _cut(part, tuple(shape), rank)
+
+
+@functools.lru_cache(maxsize=65536)
+def _cut(part: str, shape: tuple[int, ...], rank: Rank) -> Cut | None:
     rows = shape[0] if shape else 1
     if _PADDED.fullmatch(part):
         return _share(0, rows + -rows % _MULTIPLE, rank.place, rank.of)

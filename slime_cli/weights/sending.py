@@ -33,7 +33,7 @@ class Sender:
         self._own = buckets.Buffers(lambda size: _Own(size, device))
         self._group: Group | None = None
         self._session = engine_api.Session(LOAD_TIMEOUT)
-        self._texts: dict[int, tuple[bool, list[shared.Opening], list[buckets.Place], list[str]]] = {}
+        self._texts: dict[int, tuple[str, list[shared.Opening], list[buckets.Place], list[str]]] = {}
 
     def send(self, named: Named, how: Sending, most: int) -> dict[str, str]:
         """On rank 0 the engines that have not all of ``named``, by URL, each with the reason. ``most``: bytes of all
@@ -59,7 +59,9 @@ class Sender:
         urls = [receiver.url for receiver in how.receivers]
         posting = Posting(urls if self.rank == 0 else [], "/update_weights_from_tensor", self._session)
         sources = {receiver.url: receiver.sources for receiver in how.receivers}
-        form = {"load_format": "direct" if how.tensors else "flattened_bucket", "flush_cache": False}
+        loaders = all(receiver.loader for receiver in how.receivers)
+        form = ("placed" if loaders else "direct") if how.tensors else "flattened"
+        body = {"load_format": _FORMS[form][0], "flush_cache": False}
         pieces = _as_kept(named, how.tensors) if how.tensors else _whole(named)
         packed = buckets.packed(pieces, self._shared, limit=how.buffer, most=most, mixed=True)
         try:
@@ -67,8 +69,8 @@ class Sender:
                 bucket.memory.written()
                 openings = _of_all(bucket.memory.opening) if together else [bucket.memory.opening]
                 if self.rank == 0:
-                    texts = self._described(number, openings, bucket, bool(how.tensors))
-                    posting.put(lambda url, texts=texts: form | {_TENSORS: [texts[s] for s in sources[url]]})
+                    texts = self._described(number, openings, bucket, form)
+                    posting.put(lambda url, texts=texts: body | {_TENSORS: [texts[s] for s in sources[url]]})
                     posting.wait(1)
                 if together:  # the buffer that is filled next is free
                     distributed.barrier()
@@ -78,13 +80,13 @@ class Sender:
             posting.close()
 
     def _described(
-        self, number: int, openings: list[shared.Opening], bucket: buckets.Bucket[shared.Shared], direct: bool
+        self, number: int, openings: list[shared.Opening], bucket: buckets.Bucket[shared.Shared], form: str
     ) -> list[str]:
         """What engines get, by the rank whose buffer they open. The same bucket is the same in every sync."""
         known = self._texts.get(number)
-        if known is None or known[:3] != (direct, openings, bucket.places):
-            made = shared.direct if direct else shared.flattened
-            known = direct, openings, bucket.places, [made(opening, bucket) for opening in openings]
+        if known is None or known[:3] != (form, openings, bucket.places):
+            texts = [_FORMS[form][1](opening, bucket) for opening in openings]
+            known = form, openings, bucket.places, texts
             self._texts[number] = known
         return known[3]
 
@@ -130,6 +132,12 @@ class Sender:
 
 
 _TENSORS = "serialized_named_tensors"
+_FORMS = {
+    "flattened": ("flattened_bucket", shared.flattened),
+    "direct": ("direct", shared.direct),
+    "placed": (engine_api.LOADER, shared.placed),
+}
+"""SGLang's load format, and what writes a bucket so."""
 
 
 class _Own:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from slime_cli.weights import loading
 from slime_cli.weights.buckets import Bucket
 
 Opening = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
@@ -106,6 +107,12 @@ def direct(opening: Opening, bucket: Bucket[Any]) -> str:
         made = _Made(torch.as_strided, (typed[place.dtype], place.shape, tuple(strides), where))
         named.append((place.name, made))
     return _text(named)
+
+
+def placed(opening: Opening, bucket: Bucket[Any]) -> str:
+    """The same for :func:`slime_cli.weights.loading.load`, of engines that were started with it."""
+    places = [(p.name, str(p.dtype).removeprefix("torch."), p.shape, p.begin, p.end) for p in bucket.places]
+    return _text([(loading.described(places), _Made(*opening))])
 
 
 def _text(payload: object) -> str:

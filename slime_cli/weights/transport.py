@@ -45,6 +45,8 @@ class Receiver:
     url: str
     sources: tuple[int, ...]
     """For each rank of the engine's model, the trainer rank that it shares memory with, or the one that sends."""
+    loader: bool = False
+    """It was started with slime's own: :data:`slime_cli.engine_api.LOADER`."""
 
     @property
     def ranks(self) -> int:

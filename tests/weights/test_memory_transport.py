@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 
+from slime_cli import engine_api
 from slime_cli.errors import EngineError, UsageError
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.weights import group, transports
@@ -253,7 +254,8 @@ def test_what_an_engine_gets_is_no_larger_for_larger_tensors(learner):
     assert sizes[100_000] < sizes[10] + 100 < 2000
 
 
-def test_an_engine_that_keeps_tensors_fused_gets_them_so_once_that_is_proven(learner):
+@pytest.mark.parametrize(("known", "form"), [((), "direct"), (("theirs", engine_api.LOADER), engine_api.LOADER)])
+def test_an_engine_that_keeps_tensors_fused_gets_them_so_once_that_is_proven(learner, known, form):
     torch.manual_seed(1)
     parts = {
         f"model.layers.0.self_attn.{name}_proj.weight": torch.randn(rows, 4) for name, rows in zip("qkv", (4, 2, 2))
@@ -270,13 +272,14 @@ def test_an_engine_that_keeps_tensors_fused_gets_them_so_once_that_is_proven(lea
                 got["model.embed_tokens.weight"] = torch.cat([rows, torch.zeros(4, 4)])
             super()._load(list(got.items()), held)
 
-    engine = Fusing({fused: torch.zeros(8, 4), "model.embed_tokens.weight": torch.zeros(64, 4)})
+    held = {fused: torch.zeros(8, 4), "model.embed_tokens.weight": torch.zeros(64, 4)}
+    engine = Fusing(held, custom_weight_loader=list(known))
     transport = Memory("ipc")
     for _ in range(2):
         learner.weights = {name: tensor + 1 for name, tensor in learner.weights.items()}
         (shown,) = sync(transport, learner, [engine])
         assert shown.kind == "checksum"
-    assert engine.formats == ["flattened_bucket", "direct"]
+    assert engine.formats == ["flattened_bucket", form]
     assert torch.equal(engine.weights[fused], torch.cat([learner.weights[part] for part in parts]))
     assert engine.weights["model.embed_tokens.weight"][60:].eq(0).all(), "the engine's padding"
     engine.end()

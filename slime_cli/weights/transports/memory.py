@@ -169,7 +169,8 @@ def receiver(url: str, ranks: Sequence[str], way: Literal["ipc", "nccl"]) -> Rec
             " shared on one machine",
             _DISK,
         )
-    return Receiver(url, _by_device(url, server, ranks) if on_gpus else sources)
+    loader = engine_api.LOADER in (server.get("custom_weight_loader") or ())
+    return Receiver(url, _by_device(url, server, ranks) if on_gpus else sources, loader)
 
 
 _PLAIN: dict[str, Any] = {"pp_size": 1, "dp_size": 1, "nnodes": 1, "quantization": None}
