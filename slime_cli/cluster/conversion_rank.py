@@ -44,7 +44,8 @@ def main() -> None:
 
 
 def convert(job: Job, rank: int, say: Say) -> None:
-    with_model(job, rank, say, {"hf_to_dist": to_dist, "dist_to_hf": to_hf}[job["kind"]])
+    works = {"hf_to_dist": to_dist, "dist_to_hf": to_hf, "dist_to_adapter": to_adapter}
+    with_model(job, rank, say, works[job["kind"]])
 
 
 def with_model(job: Job, rank: int, say: Say, work: Callable[..., None]) -> None:
@@ -60,10 +61,12 @@ def with_model(job: Job, rank: int, say: Say, work: Callable[..., None]) -> None
     device = hardware.prepare_trainer()
     if problem := transformer_engine.problem(device.kind):
         say(f"warning: {problem}")
+    import msgspec
     from megatron.core.enums import ModelType
     from megatron.training.training import get_model
 
-    from slime_cli.training.network import megatron
+    from slime_cli import manifests
+    from slime_cli.training.network import lora, megatron
     from slime_cli.training.network.model import provider
     from slime_cli.weights.bridge import Bridge
 
@@ -72,7 +75,8 @@ def with_model(job: Job, rank: int, say: Say, work: Callable[..., None]) -> None
     megatron.initialise(args, device)
     megatron.begin_phase(args)
     say("building the model, importing megatron-bridge")
-    model = get_model(provider, ModelType.encoder_or_decoder, wrap_with_ddp=False)
+    adapter = msgspec.convert(job.get("adapter"), manifests.Adapter | None)
+    model = get_model(lora.of(provider, adapter), ModelType.encoder_or_decoder, wrap_with_ddp=False)
     bridge = Bridge(job["hf"], args.params_dtype)
     with torch.no_grad():
         work(job, args, model, bridge, say)
@@ -127,6 +131,9 @@ def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
     from slime_cli.training.network import checkpoint
     from slime_cli.weights import publish
 
+    if job["adapter"]:
+        say(f"reading the base of its adapter, {job['hf']}")
+        bridge.load(model)
     say(f"reading {job['load']}")
     iteration = checkpoint.load(args, job["load"], model, None, None, weights_only=True)
     source = pathlib.Path(job["hf"])
@@ -154,6 +161,20 @@ def to_hf(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
         step=iteration,
         run=job["load"],
     )
+
+
+def to_adapter(job: Job, args: Any, model: list[Any], bridge: Any, say: Say) -> None:
+    import msgspec
+
+    from slime_cli import manifests
+    from slime_cli.training.network import checkpoint
+    from slime_cli.weights import peft
+
+    say(f"reading {job['load']}")
+    checkpoint.load(args, job["load"], model, None, None, weights_only=True)
+    say("writing the adapter")
+    adapter = msgspec.convert(job["adapter"], manifests.Adapter)
+    peft.write(bridge.export_adapter(model), pathlib.Path(job["target"]), adapter, job["hf"])
 
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

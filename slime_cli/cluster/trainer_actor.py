@@ -138,7 +138,10 @@ class TrainerRank:
 
     def load(self, path: str, weights_only: bool) -> int:
         """A torch_dist checkpoint over what :meth:`begin` loaded; the trainer's step."""
+        from slime_cli.models import lora
+
         self.residence.require("loading")
+        lora.require(pathlib.Path(path), self.trainer.settings.adapter, self.hf_checkpoint)
         with self.tracer.span("load_checkpoint"):
             return self.trainer.load(path, weights_only=weights_only)
 
@@ -179,6 +182,8 @@ class TrainerRank:
     def save(self, root: str) -> str:
         """Saves and returns the folder. Durable when every rank has returned, with ``--async-save`` when :meth:`saved`
         says so."""
+        import msgspec
+
         from slime_cli.models.describe import checkpoint_manifest
 
         self.residence.require("saving")
@@ -192,6 +197,7 @@ class TrainerRank:
         }
         dtype = str(t.args.params_dtype).removeprefix("torch.")
         manifest = checkpoint_manifest(self.hf_checkpoint, iteration=t.step, dtype=dtype, layout=layout)
+        manifest = msgspec.structs.replace(manifest, adapter=t.settings.adapter)
         if depths := t.args.mtp_num_layers:
             manifest.megatron_args["mtp_num_layers"] = depths
         self.saving_to = root

@@ -76,6 +76,9 @@ def dist_to_hf(
         pathlib.Path | None,
         typer.Option("--origin-hf-dir", help="Config and tokenizer from here [the model it came from]."),
     ] = None,
+    adapter_only: Annotated[
+        bool, typer.Option("--adapter-only", help="A LoRA adapter alone, in PEFT's format [merged into its base].")
+    ] = False,
     profile: Profiles = None,
     force: Force = False,
 ) -> None:
@@ -89,9 +92,14 @@ def dist_to_hf(
         megatron = _megatron(context.args, profile or [], say)
         installed.require(*installed.TRAINING)
         found = checkpoints.complete(load, say, ckpt_step)
-        target, iteration = convert.dist_to_hf(
-            found, save, origin=origin, megatron=megatron, force=force, say=say, run=conversion.run
-        )
+        if adapter_only:
+            target, iteration = convert.dist_to_adapter(
+                found, save, origin=origin, force=force, say=say, run=conversion.run
+            )
+        else:
+            target, iteration = convert.dist_to_hf(
+                found, save, origin=origin, megatron=megatron, force=force, say=say, run=conversion.run
+            )
         say(f"done: {target} ({_size(target)}), weights of iteration {iteration}")
 
 

@@ -18,7 +18,7 @@ from slime_cli.hooks import kinds
 from slime_cli.hooks.table import KINDS
 from slime_cli.manifests import layout
 from slime_cli.models import architecture, tiny
-from slime_cli.options import own, roles
+from slime_cli.options import adapters, own, roles
 from slime_cli.options.checks.functions import of_user
 from slime_cli.options.evaluations import EvaluationSet, evaluation_sets
 from slime_cli.options.groups import SlimeOptions
@@ -175,7 +175,9 @@ def _fits(phase: Resolved, found: dict[str, Any]) -> None:
 
     s = phase.slime
     model = phase.slime.hf_checkpoint
-    architecture.to_derive(found, phase.megatron, model)
+    derived = architecture.to_derive(found, phase.megatron, model)
+    if s.lora_rank is not None:
+        adapters.require_plain(derived | phase.megatron, model)
     if s.megatron_config_path and s.advantage_estimator == "ppo":
         of_critic = roles.read(s.megatron_config_path, "critic")
         architecture.to_derive(found, phase.megatron | of_critic, f"{model}, for the critic,")

@@ -22,7 +22,7 @@ from slime_cli import manifests
 from slime_cli.errors import DataError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import checkpoints, layout, pickles
-from slime_cli.models import architecture, whole
+from slime_cli.models import architecture, lora, whole
 from slime_cli.models.describe import checkpoint_manifest, file_hash
 from slime_cli.models.families import FAMILIES
 from slime_cli.models.headers import INDEX
@@ -87,24 +87,12 @@ def dist_to_hf(
     run: Run,
 ) -> tuple[pathlib.Path, int]:
     """Writes an HF checkpoint with the weights of ``load`` and the other files of ``origin``; the folder and the
-    iteration.
+    iteration. A LoRA adapter is merged into its base, which ``origin`` then has to be.
 
     ``load`` is an ``iter_NNNNNNN`` folder, or one that holds some: the newest complete one is taken.
     """
-    checkpoint = checkpoints.complete(load, say)
     save = pathlib.Path(save).resolve()
-    manifest = manifests.read(checkpoint / layout.CHECKPOINT, manifests.Checkpoint)
-    if manifest.format != "torch_dist":
-        raise DataError(f"{checkpoint}: format is {manifest.format}, not torch_dist", "there is nothing to convert")
-    pickles.check(checkpoint)
-    source = pathlib.Path(origin or manifest.source).resolve()
-    if not (source / "config.json").is_file():
-        fix = (
-            "--origin-hf-dir must be a folder with the HF model it came from"
-            if origin
-            else "say where it is: --origin-hf-dir DIR"
-        )
-        raise DataError(f"{source}: no config.json there, and {checkpoint} came from that model", fix)
+    checkpoint, manifest, source = _opened(load, origin, say)
     args = _architecture(source, manifest.megatron_args | (megatron or {}), blame=str(checkpoint))
     _check_target(save, force)
     config = architecture.read_config(str(source))
@@ -121,26 +109,86 @@ def dist_to_hf(
         dtype=_hf_dtype(config),
         layout=dict.fromkeys(manifest.layout, 1),
         files={},
+        adapter=None,
     )
     with _building(save) as building:
-        job = {
-            "kind": "dist_to_hf",
-            "hf": str(source),
-            "load": str(checkpoint),
-            "target": str(building / "hf"),
-            "tensor": 1,
-            "pipeline": 1,
-            "expert": 1,
-            "dtype": "float32" if hardware.find().kind == "cpu" else manifest.dtype,
-            "hf_dtype": out.dtype,
-            "argv": architecture.argv(args),
-        }
-        run(job, say)
+        job = _job("dist_to_hf", checkpoint, manifest, source, args, building / "hf")
+        run(job | {"hf_dtype": out.dtype}, say)
         _finish_hf(building / "hf", config)
         _clear_weights(save)
         _move_into(building / "hf", save)
         manifests.write(save / layout.CHECKPOINT, out)
     return save, manifest.iteration
+
+
+def dist_to_adapter(
+    load: str | os.PathLike,
+    save: str | os.PathLike,
+    *,
+    origin: str | os.PathLike | None = None,
+    force: bool = False,
+    say: Say = lambda text: None,
+    run: Run,
+) -> tuple[pathlib.Path, int]:
+    """Writes the LoRA adapter of ``load`` alone, in PEFT's format; the folder and the iteration. Raises DataError for a
+    checkpoint of whole weights."""
+    save = pathlib.Path(save).resolve()
+    checkpoint, manifest, source = _opened(load, origin, say)
+    if manifest.adapter is None:
+        raise DataError(f"{checkpoint}: it holds whole weights and no adapter", "leave --adapter-only out")
+    args = _architecture(source, manifest.megatron_args, blame=str(checkpoint))
+    _check_target(save, force)
+    with _building(save) as building:
+        run(_job("dist_to_adapter", checkpoint, manifest, source, args, building / "peft"), say)
+        _clear_weights(save)
+        _move_into(building / "peft", save)
+    return save, manifest.iteration
+
+
+def _opened(
+    load: str | os.PathLike, origin: str | os.PathLike | None, say: Say
+) -> tuple[pathlib.Path, manifests.Checkpoint, pathlib.Path]:
+    """The checkpoint's folder and manifest, and the HF model that it came from. Raises DataError for what cannot be
+    read."""
+    checkpoint = checkpoints.complete(load, say)
+    manifest = manifests.read(checkpoint / layout.CHECKPOINT, manifests.Checkpoint)
+    if manifest.format != "torch_dist":
+        raise DataError(f"{checkpoint}: format is {manifest.format}, not torch_dist", "there is nothing to convert")
+    pickles.check(checkpoint)
+    source = pathlib.Path(origin or manifest.source).resolve()
+    if not (source / "config.json").is_file():
+        fix = (
+            "--origin-hf-dir must be a folder with the HF model it came from"
+            if origin
+            else "say where it is: --origin-hf-dir DIR"
+        )
+        raise DataError(f"{source}: no config.json there, and {checkpoint} came from that model", fix)
+    if manifest.adapter:
+        lora.require(checkpoint, manifest.adapter, source)
+    return checkpoint, manifest, source
+
+
+def _job(
+    kind: str,
+    checkpoint: pathlib.Path,
+    manifest: manifests.Checkpoint,
+    source: pathlib.Path,
+    args: dict[str, Any],
+    target: pathlib.Path,
+) -> dict[str, Any]:
+    """The work of one process that reads a checkpoint. ``args``: Megatron's, by dest."""
+    return {
+        "kind": kind,
+        "hf": str(source),
+        "load": str(checkpoint),
+        "target": str(target),
+        "tensor": 1,
+        "pipeline": 1,
+        "expert": 1,
+        "dtype": "float32" if hardware.find().kind == "cpu" else manifest.dtype,
+        "adapter": msgspec.to_builtins(manifest.adapter),
+        "argv": architecture.argv(args),
+    }
 
 
 def as_hf(source: str | os.PathLike, target: str | os.PathLike, *, say: Say, run: Run) -> tuple[pathlib.Path, int]:

@@ -114,9 +114,16 @@ EXPERT_SPLITS_ON_CPU = Adaptation(
 NO_TRANSFORMER_ENGINE = Adaptation(
     library="megatron-bridge",
     what="`import transformer_engine` gives a stand-in; whoever builds something from it gets an error",
-    why="megatron-bridge imports it for its LoRA layers, whether they are used or not",
+    why="megatron-bridge imports it for some of its LoRA layers, whether they are used or not",
     devices="no Transformer Engine",
     test="tests/hardware/test_transformer_engine.py",
+)
+LORA_WITHOUT_TRANSFORMER_ENGINE = Adaptation(
+    library="megatron-bridge",
+    what="its LoRA looks for no layers of Transformer Engine",
+    why="Megatron has their names as None where the package is not there, which it takes for classes",
+    devices="no Transformer Engine",
+    test="tests/training/test_lora.py",
 )
 KERNELS_ON_CPU = Adaptation(
     library="sglang",

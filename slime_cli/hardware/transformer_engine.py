@@ -3,8 +3,9 @@
 A package that is there may not load (built for another torch, a library missing), so it is imported, and one that
 does not load counts as none, with a word about it.
 
-megatron-bridge imports transformer_engine for its LoRA layers, used or not. In the stand-in every name is a class that
-can be imported, asked about with ``isinstance`` and derived from; whoever builds something from it gets an error.
+megatron-bridge imports transformer_engine for some of its LoRA layers, used or not. In the stand-in every name is a
+class that can be imported, asked about with ``isinstance`` and derived from; whoever builds something from it gets an
+error. Its LoRA beside local layers needs none of it (:func:`lora`).
 """
 
 import functools
@@ -109,6 +110,16 @@ def stand_in() -> None:
     adaptations.NO_TRANSFORMER_ENGINE.module(_StandIn(NAME, torch.nn.Module, pytorch=inside))
 
 
+def lora() -> Any:
+    """megatron-bridge's LoRA, which works beside local layers too."""
+    from megatron.bridge.peft import lora, utils
+    from megatron.core.extensions import transformer_engine as layers
+
+    if not layers.HAVE_TE:
+        adaptations.LORA_WITHOUT_TRANSFORMER_ENGINE.replace(utils, HAVE_TE=False)
+    return lora.LoRA
+
+
 class _StandIn(types.ModuleType):
     """A package whose every name is a class that cannot be built."""
 
@@ -140,7 +151,7 @@ def _refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
     name = next(kind.__name__ for kind in cls.__mro__ if isinstance(kind, _Absent) and kind.__module__ == __name__)
     raise UsageError(
         f"{name} is needed, and Transformer Engine is not installed (or does not load) here",
-        "install transformer-engine on a machine with a GPU, or leave out what asks for its layers (LoRA, FP8)",
+        "install transformer-engine on a machine with a GPU, or leave out what asks for its layers (FP8)",
     )
 
 

@@ -12,6 +12,7 @@ from slime_cli.manifests.base import POINTER, file_hash, read, read_json, write,
 
 __all__ = [
     "POINTER",
+    "Adapter",
     "Checkpoint",
     "Claim",
     "Endpoint",
@@ -63,6 +64,18 @@ class Run(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.run/1", kw
     """Every start, in order. ``options``, ``argv``, ``versions`` and ``hardware`` above are those of the last one."""
 
 
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter: for each linear layer W that it is beside, W + (alpha / rank) B A."""
+
+    rank: int
+    """Rows of A and columns of B."""
+    alpha: int
+    dropout: float
+    """The share of a layer's inputs that A does not see while it is trained."""
+    modules: list[str]
+    """Megatron's names of the layers, in the order of :data:`slime_cli.options.adapters.MODULES`."""
+
+
 class Checkpoint(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.checkpoint/1", kw_only=True):
     """``checkpoint.json`` beside a checkpoint's weights."""
 
@@ -83,6 +96,8 @@ class Checkpoint(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.che
     """Parallel sizes that wrote it: tensor, pipeline, data, context, expert."""
     files: dict[str, int] = {}
     """Bytes of each file beside the manifest, so that one cut short or lost is noticed; empty where nobody counted."""
+    adapter: Adapter | None = None
+    """What the weights are where they are a LoRA adapter's alone, over those of ``source``."""
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,11 @@ def identity(folder: pathlib.Path, config: dict[str, Any], weights: Iterable[str
     }
 
 
+def hashes(folder: pathlib.Path) -> dict[str, str]:
+    """SHA-256 of each file with weights in an HF folder."""
+    return {path.name: file_hash(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
 def describe_hf(path: str | os.PathLike) -> dict[str, Any]:
     """Fields of :class:`slime_cli.manifests.Checkpoint` that follow from the HF folder."""
     folder = pathlib.Path(path)

@@ -18,7 +18,7 @@ last pipeline stage:
   weights w (2 in bf16 or fp16, else 4) + gradients 4 + Adam's two moments 8 + fp32 master copy 4 if w is 2
   bytes a parameter, optimizer bytes /(dp * cp) with --use-distributed-optimizer, those of experts / their own data
   parallel
-  size; the critic of ppo once more;
+  size; the critic of ppo once more; with LoRA gradients and optimizer of the adapters alone;
   logits: those of a chunk of response tokens, w bytes each; twice if w is 4 (themselves and their gradient, which takes
   their place on a GPU). Kept copies (reference, teacher) are in the host's memory.
 One engine device: weights w_e/tp_e, and a token's keys and values: 2 * layers * max(g/tp_e, 1) * d * w_e bytes, of
@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_cli.hardware import device as hardware
+from slime_cli.options import adapters
 from slime_cli.options.checks.placement import layout
 from slime_cli.options.derive import longest
 from slime_cli.options.resolve import Resolved
@@ -144,7 +145,7 @@ def estimate(resolved: Resolved, derived: dict[str, Any] | None = None) -> dict[
         return None
     return {
         "parameters": model.parameters,
-        "rank": _rank(resolved, model, sizes),
+        "rank": _rank(resolved, model, sizes, _trained(resolved, (derived or {}) | resolved.megatron, model)),
         "engine": _engine(resolved, model, sizes) if sizes["engines"] else {},
     }
 
@@ -154,7 +155,8 @@ def computed(resolved: Resolved) -> str:
     return hardware.trainer_dtype(hardware.find().kind, resolved.megatron)
 
 
-def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, int]:
+def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int], trained: float) -> dict[str, int]:
+    """``trained``: what :func:`_trained` says."""
     megatron = resolved.megatron
     slime = resolved.slime
     tp = sizes["tp"]
@@ -183,11 +185,30 @@ def _rank(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, 
     moments = 0 if slime.use_stateless_adam else 8
     parts = {
         "weights": networks * held * weight,
-        "gradients": networks * held * 4,
-        "optimizer": networks * shared * ((4 if half else 0) + moments),
+        "gradients": networks * held * 4 * trained,
+        "optimizer": networks * shared * ((4 if half else 0) + moments) * trained,
         "logits": (1 if half else 2) * min(logits, at_once),
     }
     return {name: int(size) for name, size in parts.items() if size}
+
+
+def _trained(resolved: Resolved, m: dict[str, Any], model: Shape) -> float:
+    """Trained parameters to each of the model's: 1, or those of LoRA adapters, rank * (inputs + outputs) of each linear
+    layer. ``m``: Megatron's options by dest."""
+    s = resolved.slime
+    if s.lora_rank is None:
+        return 1.0
+    h, heads = model.h, m["num_attention_heads"]
+    d = m.get("kv_channels") or h // heads
+    f = m.get("ffn_hidden_size") or 4 * h
+    sides = {
+        "linear_qkv": h + heads * d + 2 * (m.get("num_query_groups") or heads) * d,
+        "linear_proj": heads * d + h,
+        "linear_fc1": h + (2 if m.get("swiglu") else 1) * f,
+        "linear_fc2": f + h,
+    }
+    adapted = adapters.modules(s.lora_target_modules or [adapters.ALL])
+    return s.lora_rank * model.layers * sum(sides[name] for name in adapted) / model.parameters
 
 
 def _engine(resolved: Resolved, model: Shape, sizes: dict[str, int]) -> dict[str, int]:

@@ -6,6 +6,8 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from slime_cli import manifests
+from slime_cli.options import adapters
 from slime_cli.options.estimators import GROUP_RELATIVE
 from slime_cli.options.groups import SlimeOptions
 
@@ -95,6 +97,8 @@ class Settings:
     custom_megatron_before_log_prob_hook_path: str | None = None
     custom_megatron_before_train_step_hook_path: str | None = None
 
+    adapter: manifests.Adapter | None = None
+    """The LoRA adapter that is trained; None: whole weights are."""
     custom: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What ``--custom-config-path`` holds for users' functions alone."""
 
@@ -115,6 +119,7 @@ class Settings:
         return cls(
             **taken,
             untold_version=_untold_version(slime),
+            adapter=_adapter(slime),
             alone=slime.loss_type == "sft_loss" or slime.schedule == "sync",
             custom=dict(custom),
             max_tokens=slime.max_tokens_per_gpu if slime.use_dynamic_batch_size else None,
@@ -164,6 +169,13 @@ class Settings:
     def reference(self) -> bool:
         """A reference policy is kept."""
         return self.policy and (self.use_kl_loss or self.kl_coef != 0)
+
+
+def _adapter(slime: SlimeOptions) -> manifests.Adapter | None:
+    if slime.lora_rank is None:
+        return None
+    modules = adapters.modules(slime.lora_target_modules or [adapters.ALL])
+    return manifests.Adapter(rank=slime.lora_rank, alpha=slime.lora_alpha, dropout=slime.lora_dropout, modules=modules)
 
 
 def _untold_version(slime: SlimeOptions) -> Literal["present", "kept", "unknown"]:

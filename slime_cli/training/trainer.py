@@ -25,7 +25,7 @@ from slime_cli.training import metrics
 from slime_cli.training.algorithm import objective, versions
 from slime_cli.training.batching.microbatch import MicroBatch
 from slime_cli.training.batching.parts import Part, Splitter
-from slime_cli.training.network import checkpoint, freezing, heads, megatron, model, routing
+from slime_cli.training.network import checkpoint, freezing, heads, lora, megatron, model, routing
 from slime_cli.training.network.network import Network
 from slime_cli.training.preparation import OLD_ACTOR, Preparation
 from slime_cli.training.settings import Settings
@@ -55,7 +55,7 @@ class Trainer:
         network = functools.partial(Network, skip_nan=skip_nan, stateless_optimizer=settings.use_stateless_adam)
         trained = freezing.Trained(settings.only_train_params_name_list, settings.freeze_params_name_list)
         provider = model.users(self.hooks["model_provider"]) if "model_provider" in self.hooks else model.provider
-        self.policy = network(args, trained.of(provider))
+        self.policy = network(args, lora.of(trained.of(provider), settings.adapter))
         trained.check(self.policy.device)
         self.critic = None
         if settings.critic:

@@ -32,13 +32,16 @@ def _say_whether_tied(model: list) -> None:
 
 
 def _parameters(model: list) -> Iterator[tuple[str, torch.Tensor]]:
-    """This rank's parameters, without what Transformer Engine keeps in a type of its own (FP8). A router's bias is a
-    buffer and begins at zero; :mod:`slime_cli.models.whole` checks that a checkpoint holds it where the model has one.
+    """This rank's parameters, without what Transformer Engine keeps in a type of its own (FP8) and without LoRA
+    adapters, which no HF model has. A router's bias is a buffer and begins at zero; :mod:`slime_cli.models.whole`
+    checks that a checkpoint holds it where the model has one.
     """
     from megatron.core.utils import unwrap_model
 
     for module in unwrap_model(model):
-        yield from ((name, p.data) for name, p in module.named_parameters() if type(p.data) is torch.Tensor)
+        for name, parameter in module.named_parameters():
+            if type(parameter.data) is torch.Tensor and ".adapter." not in name:
+                yield name, parameter.data
 
 
 def _on_any_rank(names: list[str]) -> list[str]:
@@ -83,7 +86,12 @@ class Bridge:
             )
 
     def export(self, model: list, *, cpu: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """(HF name, whole tensor) of every weight, gathered over tensor and pipeline ranks. ``cpu``: there, whatever
-        device the model is on."""
+        """(HF name, whole tensor) of every weight, gathered over tensor and pipeline ranks, LoRA adapters merged into
+        those that they are beside. ``cpu``: there, whatever device the model is on."""
         _say_whether_tied(model)
         yield from self._bridge.export_hf_weights(model, cpu=cpu, show_progress=False)
+
+    def export_adapter(self, model: list, *, cpu: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """(HF name, whole tensor) of every A and B of the model's LoRA adapters: ``LAYER.lora_A.weight`` [rank, inputs]
+        and ``LAYER.lora_B.weight`` [outputs, rank]. Projections that are one layer of Megatron's have one A."""
+        yield from self._bridge.export_adapter_weights(model, cpu=cpu, show_progress=False)

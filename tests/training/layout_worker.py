@@ -29,12 +29,11 @@ import attention_cases  # noqa: E402
 import checkpoint_cases  # noqa: E402
 import family_cases  # noqa: E402
 import layout_cases  # noqa: E402
-import matrix_cases  # noqa: E402
+import lora_cases  # noqa: E402
 import moe_cases  # noqa: E402
 import mtp_cases  # noqa: E402
 import policy_cases  # noqa: E402
-from bench import layouts as matrix  # noqa: E402
-from layout_launch import IN_OTHER, OF_FAMILIES, OTHER, OTHER_PROCESSOR, POLICY, RESUMING  # noqa: E402
+from layout_launch import IN_OTHER, OF_FAMILIES, OF_LORA, OTHER, OTHER_PROCESSOR, POLICY, RESUMING  # noqa: E402
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 transformers.logging.set_verbosity_error()
@@ -53,7 +52,6 @@ LAYOUTS = {
     "tp2_ep2": (2, ["--tensor-model-parallel-size", "2", "--sequence-parallel", *EXPERTS]),
     "cp2_ep2": (2, ["--context-parallel-size", "2", "--use-distributed-optimizer", *EXPERTS]),
     "pp2_ep2": (4, ["--pipeline-model-parallel-size", "2", *EXPERTS]),
-    **matrix.LAYOUTS,
 }
 
 
@@ -68,11 +66,9 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
     from slime_cli.training.network import megatron
 
     world_size, flags = LAYOUTS[layout]
-    some = folder / ("moe" if "ep" in layout else "tied")
+    some = folder / ("moe" if "ep2" in layout else "tied")
     megatron.initialise(megatron.parse(layout_cases.argv(DEVICE, some, flags), rank, world_size), DEVICE)
     session = layout_cases.Session(folder, layout, flags, rank, world_size, DEVICE)
-    if (case := job.partition(":")[2]).partition("@")[0] in matrix_cases.ROWS:
-        return matrix_cases.row(session, case)
     if job == OTHER:
         return {
             "attention": attention_cases.every_pack(),
@@ -102,6 +98,7 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
         "rounded": layout_cases.rounded(session) if layout == "single" else [],
         "saved": layout_cases.save(session) if layout in checkpoint_cases.RESHARDED else {},
         "checkpoints": checkpoint_cases.everything(session),
+        "lora": lora_cases.everything(session) if layout in OF_LORA else {},
         # Last: it ends in a gradient that is not finite, which one rank alone may see while others wait for it.
         "policy": policy_cases.everything(session) if layout in POLICY else {},
     }

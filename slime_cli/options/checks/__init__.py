@@ -13,6 +13,7 @@ from slime_cli.options.checks import (
     bounds,
     debug,
     functions,
+    lora,
     needs,
     off_policy,
     phases,
@@ -32,7 +33,8 @@ NUMBERS: tuple[Check, ...] = (bounds.bounds, bounds.texts)
 """The other checks rely on these: they are asked only when these have found nothing."""
 ALWAYS: tuple[Check, ...] = (batch.required, placement.cluster)
 """For every command that resolves options."""
-SUBJECTS = (placement, batch, algorithm, off_policy, sampling, settled, schedule, weights, functions, debug, needs)
+SUBJECTS = (placement, batch, algorithm, lora, off_policy, sampling, settled, schedule, weights, functions)
+SUBJECTS += (debug, needs)
 TRAIN = (*ALWAYS, *(check for subject in SUBJECTS for check in subject.TRAIN))
 
 

@@ -15,6 +15,7 @@ ONCE = {
     ),
     "slime": (
         *("rm_workers", "rm_timeout", "sglang_server_concurrency", "hf_checkpoint", "custom_config_path"),
+        *(option.dest for option in own.OPTIONS if option.group == "adapters"),
         *(option.dest for option in own.OPTIONS if option.group == "tracking"),
     ),
 }

@@ -13,6 +13,7 @@ from slime_cli.options.groups.debug import Debug
 from slime_cli.options.groups.evaluation import Evaluation
 from slime_cli.options.groups.functions import Functions
 from slime_cli.options.groups.launch_script import LaunchScript
+from slime_cli.options.groups.lora import Lora
 from slime_cli.options.groups.model import Model
 from slime_cli.options.groups.off_policy import OffPolicy
 from slime_cli.options.groups.reward import Reward
@@ -35,6 +36,7 @@ class SlimeOptions(
     Reward,
     Evaluation,
     Training,
+    Lora,
     Algorithm,
     OffPolicy,
     Weights,

@@ -1,4 +1,5 @@
-"""Checkpoints that hold the same whichever layers a model has, so that each kind of layers loads the other's.
+"""Checkpoints that hold the same whichever layers a model has, so that each kind of layers loads the other's; where a
+model has LoRA adapters, these alone.
 
 Transformer Engine's layers save a state for FP8 beside their weights (``_extra_state``). It is empty but for a history
 of scales, and the one recipe that has it is refused.
@@ -10,6 +11,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from slime_cli.hardware.megatron import become
+from slime_cli.training.network import lora
 
 EXTRA_STATE = "._extra_state"
 
@@ -18,7 +20,7 @@ class Saved(GPTModel):
     def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Megatron's, without that state."""
         found = super().sharded_state_dict(*args, **kwargs)
-        return {key: value for key, value in found.items() if EXTRA_STATE not in key}
+        return lora.alone({key: value for key, value in found.items() if EXTRA_STATE not in key})
 
 
 def checkpoints(model: GPTModel) -> GPTModel:
@@ -30,4 +32,6 @@ def checkpoints(model: GPTModel) -> GPTModel:
 
 
 def _not_missed(model: torch.nn.Module, wrong: Any) -> None:
-    wrong.missing_keys[:] = [key for key in wrong.missing_keys if EXTRA_STATE not in key]
+    there = lora.alone(dict(model.named_parameters()))
+    frozen = dict(model.named_parameters()).keys() - there.keys()
+    wrong.missing_keys[:] = [key for key in wrong.missing_keys if EXTRA_STATE not in key and key not in frozen]

@@ -1,0 +1,45 @@
+"""What does not go together with LoRA adapters."""
+
+from collections.abc import Iterator
+
+from slime_cli.errors import UsageError
+from slime_cli.options import adapters, own
+from slime_cli.options.checks.common import Problem
+from slime_cli.options.resolve import Resolved
+
+OTHERS = {
+    "only_train_params_name_list": "adapters are all that is trained",
+    "freeze_params_name_list": "adapters are all that is trained",
+    "enable_mtp_training": "multi-token-prediction (MTP) layers have no adapters and would be trained themselves",
+    "custom_model_provider_path": "adapters are beside the layers of slime's own model",
+    "ref_load": "a checkpoint of other weights is no adapter over the same base; the reference is the base itself",
+    "opd_teacher_load": "a checkpoint of other weights is no adapter over the same base",
+    "keep_old_actor": "a resume could not put a published version, whose adapter is merged, back beside its base",
+}
+"""slime's option -> why it can't be given beside ``--lora-rank``."""
+
+
+def together(r: Resolved) -> Iterator[Problem]:
+    s = r.slime
+    if s.lora_rank is None:
+        return
+    rank = f"--lora-rank {s.lora_rank}"
+    for dest, why in OTHERS.items():
+        if getattr(s, dest):
+            yield f"{own.flag(dest)} with {rank}: {why}", "leave out one of the two"
+    if s.advantage_estimator == "ppo" and s.loss_type != "sft_loss":
+        yield f"--advantage-estimator ppo with {rank}: its critic would train whole weights", "grpo has no critic"
+    tensor = r.megatron.get("tensor_model_parallel_size", 1)
+    if s.lora_rank % tensor:
+        yield (
+            f"{rank} is not a multiple of --tensor-model-parallel-size {tensor}, whose ranks share its rows",
+            f"--lora-rank {-(-s.lora_rank // tensor) * tensor}",
+        )
+    try:
+        adapters.modules(s.lora_target_modules or [adapters.ALL])
+        adapters.require_plain(r.megatron, "the model that Megatron's options describe")
+    except UsageError as error:
+        yield error.message, error.fix
+
+
+TRAIN = (together,)
