@@ -1,5 +1,5 @@
 # The two commands of this project are `make demo` and `make test`; both set up .venv first.
-.PHONY: setup lint check test demo bench conversions matrix schedules options scripts conversations
+.PHONY: setup lint check test demo bench conversions matrix layouts schedules options scripts conversations
 
 setup:
 	@bash ci/setup.sh
@@ -28,6 +28,10 @@ schedules: setup
 
 matrix: setup
 	@.venv/bin/python -m bench.matrix
+
+# Layouts of four and eight ranks against one process: a quarter of an hour on 2 cores.
+layouts: setup
+	@.venv/bin/python -m bench.layouts
 
 options: setup
 	@.venv/bin/python -m bench.options_page

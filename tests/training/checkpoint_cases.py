@@ -30,7 +30,7 @@ from layout_cases import (
 from slime_cli.errors import SlimeError
 from slime_cli.manifests import checkpoints
 from slime_cli.manifests import layout as paths
-from slime_cli.training.network import checkpoint
+from slime_cli.training.network import chained, checkpoint
 
 DISTRIBUTED = ["--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
 RESHARDED = {"single": [], "tp2": [], "pp2": [], "dp2_distributed": DISTRIBUTED}
@@ -211,7 +211,7 @@ def stateless(session: Session) -> dict:
     metrics.append(trainer.train(global_batch()))
     held = sum(
         t.numel()
-        for inner in checkpoint.inner_optimizers(trainer.policy.optimizer)
+        for inner in chained.inner_optimizers(trainer.policy.optimizer)
         for s in inner.optimizer.state.values()
         for t in s.values()
     )

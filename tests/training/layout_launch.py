@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 
+from bench import layouts as matrix
+
 WORKER = pathlib.Path(__file__).parent / "layout_worker.py"
 LAYOUTS = ("single", "tp2", "pp2", "vpp2", "cp2", "tp2_cp2", "dp2", "dp2_distributed")
 OF_EXPERTS = ("ep2", "tp2_ep2", "cp2_ep2", "pp2_ep2")
@@ -82,7 +84,10 @@ OTHER_PROCESSOR = {
 """What makes torch, oneDNN and MKL compute as on the oldest processor that they run on, in another number of threads
 (which do not take cores from the tests beside them while they wait)."""
 IN_OTHER = ("grpo", "grpo_per_token", "grpo_packed_small", "sft", "gspo", "ppo")
+MATRIX = [case for case in matrix.cases() if case.ranks == 4 and case.layout not in matrix.MORE]
+"""Rows of ``make layouts`` that run with the tests: those of four ranks, some seconds each."""
 JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING), "single:reshard", OTHER)
+JOBS += tuple(matrix.jobs(MATRIX))
 
 
 def doing(function: str) -> list[str]:

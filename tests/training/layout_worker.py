@@ -30,9 +30,11 @@ import checkpoint_cases  # noqa: E402
 import family_cases  # noqa: E402
 import layout_cases  # noqa: E402
 import lora_cases  # noqa: E402
+import matrix_cases  # noqa: E402
 import moe_cases  # noqa: E402
 import mtp_cases  # noqa: E402
 import policy_cases  # noqa: E402
+from bench import layouts as matrix  # noqa: E402
 from layout_launch import IN_OTHER, OF_FAMILIES, OF_LORA, OTHER, OTHER_PROCESSOR, POLICY, RESUMING  # noqa: E402
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -52,6 +54,7 @@ LAYOUTS = {
     "tp2_ep2": (2, ["--tensor-model-parallel-size", "2", "--sequence-parallel", *EXPERTS]),
     "cp2_ep2": (2, ["--context-parallel-size", "2", "--use-distributed-optimizer", *EXPERTS]),
     "pp2_ep2": (4, ["--pipeline-model-parallel-size", "2", *EXPERTS]),
+    **matrix.LAYOUTS,
 }
 
 
@@ -66,9 +69,11 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
     from slime_cli.training.network import megatron
 
     world_size, flags = LAYOUTS[layout]
-    some = folder / ("moe" if "ep2" in layout else "tied")
+    some = folder / ("moe" if "ep" in layout else "tied")
     megatron.initialise(megatron.parse(layout_cases.argv(DEVICE, some, flags), rank, world_size), DEVICE)
     session = layout_cases.Session(folder, layout, flags, rank, world_size, DEVICE)
+    if (case := job.partition(":")[2]).partition("@")[0] in matrix_cases.ROWS:
+        return matrix_cases.row(session, case)
     if job == OTHER:
         return {
             "attention": attention_cases.every_pack(),

@@ -32,6 +32,7 @@ from slime_cli.errors import DataError
 from slime_cli.hardware import megatron
 from slime_cli.manifests import checkpoints, layout, pickles
 from slime_cli.training.network import adam_state
+from slime_cli.training.network.chained import AnyChain, inner_optimizers
 
 Chunks = list[torch.nn.Module]
 """A model on this rank: one module a virtual pipeline stage."""
@@ -135,7 +136,8 @@ def load(
         args.ckpt_step = manifest.iteration
         stack.enter_context(torch.no_grad())
         stack.enter_context(contextlib.redirect_stdout(None))
-        load_checkpoint(model, optimizer if not weights_only else None, scheduler if not weights_only else None)
+        state: Any = None if weights_only or optimizer is None else AnyChain(optimizer)
+        load_checkpoint(model, state, scheduler if not weights_only else None)
     args.load = str(path.parent)
     if optimizer is not None and weights_only:
         optimizer.reload_model_params()
@@ -197,11 +199,6 @@ def _check_layout(
             " sizes only",
             "resume in that layout, or save with --dist-ckpt-optim-fully-reshardable (not with --use-stateless-adam)",
         )
-
-
-def inner_optimizers(optimizer: MegatronOptimizer | None) -> list[Any]:
-    """The optimizers that Megatron chains, or the one there is, or none."""
-    return [] if optimizer is None else getattr(optimizer, "chained_optimizers", [optimizer])
 
 
 def _before_the_first_step(optimizer: MegatronOptimizer) -> None:

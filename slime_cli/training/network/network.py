@@ -24,7 +24,7 @@ from megatron.training.training import get_megatron_optimizer_config, get_model,
 
 from slime_cli.errors import EngineError
 from slime_cli.training.batching.microbatch import MicroBatch, filled
-from slime_cli.training.network import checkpoint, lora, stateless_adam
+from slime_cli.training.network import chained, checkpoint, lora, stateless_adam
 from slime_cli.training.network.routing import FREE, Routers
 
 Head = Callable[..., torch.Tensor]
@@ -57,7 +57,7 @@ class Network:
             self.optimizer: Any = get_megatron_optimizer(made[0], self.model)
             if stateless_optimizer:
                 args.dist_ckpt_optim_fully_reshardable = False  # that format asks for moments by name
-                stateless_adam.take_over(checkpoint.inner_optimizers(self.optimizer))
+                stateless_adam.take_over(chained.inner_optimizers(self.optimizer))
             self.scheduler = get_optimizer_param_scheduler(self.optimizer)
         self.config = get_model_config(self.model[0])
         self.config.grad_scale_func = self.optimizer.scale_loss
@@ -207,7 +207,7 @@ class Network:
 
     def forget(self) -> None:
         """Adam's moments and step count as before the first step."""
-        for inner in checkpoint.inner_optimizers(self.optimizer):
+        for inner in chained.inner_optimizers(self.optimizer):
             for group in inner.optimizer.param_groups:
                 group.pop("step", None)
             for state in inner.optimizer.state.values():

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from slime_cli.hardware import device as hardware
-from slime_cli.training.network import checkpoint
+from slime_cli.training.network import chained
 from slime_cli.training.network.network import Network
 
 PARTS = ("weights", "gradients", "optimizer")
@@ -109,7 +109,7 @@ def _tensors(network: Network, part: str) -> Iterator[torch.Tensor]:
                 found = getattr(module, name, ())
                 yield from (buffer.grad_data for buffer in (() if callable(found) else found))
     else:
-        for inner in checkpoint.inner_optimizers(network.optimizer):
+        for inner in chained.inner_optimizers(network.optimizer):
             made = getattr(inner, "optimizer", None)
             if made is not None:
                 yield from (parameter.data for group in made.param_groups for parameter in group["params"])
