@@ -6,13 +6,17 @@ JSON line a row, appended as it ends; a row that is there is not run again (dele
 an error where a row is off by more than :data:`BOUND`. Also known here, to tests and page: which rows there are.
 """
 
+import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,7 +34,10 @@ INTERLEAVED = ["--num-layers-per-virtual-pipeline-stage", "1"]
 CONTEXT = ["--context-parallel-size", "2"]
 TENSOR_2 = [TENSOR, "2", "--sequence-parallel"]
 EXPERT_2 = ["--expert-model-parallel-size", "2", "--expert-tensor-parallel-size", "1"]
+EXPERT_4 = ["--expert-model-parallel-size", "4", "--expert-tensor-parallel-size", "1"]
 DISTRIBUTED = ["--use-distributed-optimizer"]
+OF_TWO = {"tp2": TENSOR_2, "pp2": PIPELINE, "cp2": CONTEXT}
+"""Layouts of two ranks that the tests run with every estimator; no rows here."""
 OF_FOUR = {
     "tp4": [TENSOR, "4", "--sequence-parallel"],
     "pp4": ["--pipeline-model-parallel-size", "4"],
@@ -52,10 +59,17 @@ MORE = {
     "tp2_pp4": (8, [*TENSOR_2, *OF_FOUR["pp4"]]),
     "pp2_cp4": (8, [*PIPELINE, *OF_FOUR["cp4"]]),
     "ep8": (8, ["--expert-model-parallel-size", "8", *DISTRIBUTED]),
+    "tp2_etp2_ep2": (4, [*TENSOR_2, "--expert-model-parallel-size", "2", "--expert-tensor-parallel-size", "2"]),
+    "vpp2_ep2": (4, [*PIPELINE, *INTERLEAVED, *EXPERT_2]),
+    "tp2_ep4": (4, [*TENSOR_2, *EXPERT_4]),
+    "cp2_ep4": (4, [*CONTEXT, *EXPERT_4]),
+    "pp2_ep4": (8, [*PIPELINE, *EXPERT_4]),
+    "pp4_ep2": (8, [*OF_FOUR["pp4"], *EXPERT_2]),
 }
-"""What else runs combine; ``make test`` leaves it out."""
-LAYOUTS = {name: (4, flags) for name, flags in OF_FOUR.items()} | {name: (8, flags) for name, flags in OF_EIGHT.items()}
-LAYOUTS |= MORE
+"""What else runs combine; ``make test`` leaves out all but ``tp2_etp2_ep2``."""
+LAYOUTS = {
+    name: (ranks, flags) for ranks, some in ((2, OF_TWO), (4, OF_FOUR), (8, OF_EIGHT)) for name, flags in some.items()
+} | MORE
 """Name -> (ranks, flags)."""
 MODELS = ("dense", "experts", "latent")
 COMPARED = ("loss", "grad_norm", "value_loss", "critic_grad_norm")
@@ -100,7 +114,7 @@ class Case:
     @property
     def ranks(self) -> int:
         """The most that run at once."""
-        return max(LAYOUTS[layout][0] for layout in (self.layout, self.saved) if layout in LAYOUTS)
+        return max(LAYOUTS[layout][0] for layout in (self.layout, self.saved) if layout not in ("", SINGLE))
 
     def _job(self, layout: str, *how: str) -> str:
         return "@".join([f"{layout}:{self.model}_{self.estimator}", *how, *([WHOLE] if self.whole else [])])
@@ -131,7 +145,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Every row: each model meets the estimators in turn; then those that resume."""
-    for i, layout in enumerate(LAYOUTS):
+    for i, layout in enumerate(name for name in LAYOUTS if name not in OF_TWO):
         for j, model in enumerate(MODELS):
             if not ("ep" in layout and model == "dense"):
                 yield Case(layout, model, ESTIMATORS[(i + 2 * j) % len(ESTIMATORS)])
@@ -164,24 +178,37 @@ def left(folder: pathlib.Path, job: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{job}.[0-9].json"))]
 
 
-def run(folder: pathlib.Path, wanted: Sequence[Case]) -> Iterator[Row]:
-    """Runs the rows, one after the other, and gives each as it ends. ``folder`` keeps the models and what jobs left."""
+def run(folder: pathlib.Path, wanted: Sequence[Case], gpus: bool = False, until: float = math.inf) -> Iterator[Row]:
+    """Runs the rows, one after the other, and gives each as it ends. ``folder`` keeps the models and what jobs left.
+
+    ``gpus``: a GPU for each rank, in place of the CPU. ``until`` (of ``time.monotonic``): no row is waited for later.
+    """
     of_jobs = {case.job: case for case in wanted}
     todo = [job for job in ("make", *jobs(wanted)) if job in of_jobs or not left(folder, job)]
     for job in todo:
         (folder / f"{job}.failed").unlink(missing_ok=True)
-    environment = os.environ | {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    # A process that has begun with CUDA cannot fork ranks that use it; asking the driver's library is no beginning.
+    environment |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpus else {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(WORKER), str(folder), *todo]
     with (
         open(folder / "log", "a") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True) as worker,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True, start_new_session=True
+        ) as worker,
     ):
-        for line in worker.stdout or ():
-            log.write(line)
-            if (ended := re.fullmatch(r"(\S+): ([\d.]+) s", line.strip())) and (case := of_jobs.get(ended[1])):
-                yield case.row(left(folder, case.job), left(folder, case.alone), float(ended[2]))
-    if worker.returncode:
+        try:
+            for line in worker.stdout or ():
+                log.write(line)
+                if (ended := re.fullmatch(r"(\S+): ([\d.]+) s", line.strip())) and (case := of_jobs.get(ended[1])):
+                    yield case.row(left(folder, case.job), left(folder, case.alone), float(ended[2]))
+                if time.monotonic() > until:
+                    return
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # its ranks, and helpers that Megatron's writer leaves
+                os.killpg(worker.pid, signal.SIGKILL)
+    if worker.returncode not in (0, -signal.SIGKILL):
         sys.exit(f"the worker ended with code {worker.returncode}: see {folder / 'log'}")
 
 

@@ -5,6 +5,7 @@ It prints a JSON line for every rollout as it ends and for every result, and end
 held. Nothing of slime is called but its commands; what a run did is read from its folder.
 """
 
+import concurrent.futures
 import json
 import pathlib
 import statistics
@@ -14,6 +15,8 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Any
+
+import httpx
 
 from slime_cli.profiling.step import step_budget
 from slime_cli.tracing.reading import spans_of
@@ -50,6 +53,15 @@ def machine() -> str:
     """The first GPU's name."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+
+
+def gpus() -> int:
+    """How many there are; 0 where there is no driver."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return len(subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines())
+    except (OSError, subprocess.CalledProcessError):
+        return 0
 
 
 class Memory:
@@ -126,3 +138,21 @@ def samples(run_dir: pathlib.Path, phase: str, rollout: int) -> tuple[list[int],
     path = next(run_dir.glob(f"{phase}/rollouts/{rollout:06d}/samples.parquet"), None)
     table = pyarrow.parquet.read_table(path or next(run_dir.glob(f"rollouts/{rollout:06d}/samples.parquet")))
     return [len(tokens) for tokens in table["tokens"].to_pylist()], table["response_length"].to_pylist()
+
+
+def straight(url: str, prompts: list[list[int]], length: int) -> float:
+    """Tokens a second of one engine, or of a router's, with all of these requests at once."""
+    sampling = {"max_new_tokens": length, "temperature": 1.0, "ignore_eos": True}
+
+    def one(prompt: list[int]) -> int:
+        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        return client.post(f"{url}/generate", json=body).json()["meta_info"]["completion_tokens"]
+
+    limits = httpx.Limits(max_connections=len(prompts))
+    with (
+        httpx.Client(timeout=600, limits=limits, trust_env=False) as client,
+        concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool,
+    ):
+        started = time.monotonic()
+        tokens = sum(pool.map(one, prompts))
+        return tokens / (time.monotonic() - started)

@@ -140,11 +140,14 @@ class Bench:
         }
 
     def mfu(self, tokens: int, seconds: float) -> float:
-        c = self.config
-        heads, groups, width = (c[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-        layer = c["hidden_size"] * (2 * heads * width + 2 * groups * width + 3 * c["intermediate_size"])
-        parameters = c["num_hidden_layers"] * layer + c["vocab_size"] * c["hidden_size"]
-        return 6 * parameters * tokens / seconds / FLOPS
+        return 6 * parameters(self.config) * tokens / seconds / FLOPS
+
+
+def parameters(c: dict[str, Any]) -> int:
+    """Of a tied Qwen3 of this shape, norms left out."""
+    heads, groups, width = (c[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    layer = c["hidden_size"] * (2 * heads * width + 2 * groups * width + 3 * c["intermediate_size"])
+    return c["num_hidden_layers"] * layer + c["vocab_size"] * c["hidden_size"]
 
 
 def batch(prompts: Any, responses: Any, vocabulary: int) -> TrainBatch:
@@ -190,8 +193,15 @@ def checkpoint(folder: pathlib.Path, shape: dict[str, int]) -> Any:
     return model.float().eval()
 
 
-def made(folder: pathlib.Path, max_tokens: int, options: Sequence[str] = ("--transformer-impl", "local")) -> "Trainer":
-    """A trainer of the HF model in ``folder`` in this process. ``options``: Megatron's, besides the model's own."""
+def made(
+    folder: pathlib.Path,
+    max_tokens: int,
+    options: Sequence[str] = ("--transformer-impl", "local"),
+    rank: int = 0,
+    world: int = 1,
+) -> "Trainer":
+    """A trainer of the HF model in ``folder`` in this process. ``options``: Megatron's, besides the model's own. Where
+    it is one rank of several, ``MASTER_ADDR`` and ``MASTER_PORT`` are set."""
     import torch
 
     from slime_cli.addresses import free_port
@@ -206,9 +216,10 @@ def made(folder: pathlib.Path, max_tokens: int, options: Sequence[str] = ("--tra
     known = architecture.megatron_args(architecture.read_config(str(folder)))
     assert known is not None
     argv = [*architecture.argv(known), "--global-batch-size", "256", "--lr", "1e-6", *options]
-    args = megatron.parse([*megatron.always(device, options), *argv], 0, 1)
+    args = megatron.parse([*megatron.always(device, options), *argv], rank, world)
     if not torch.distributed.is_initialized():
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        if world == 1:
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         megatron.initialise(args, device)
     trainer = Trainer(args, Settings(max_tokens=max_tokens), Tracer(str(folder), "off", enabled=False))
     Bridge(str(folder), args.params_dtype).load(trainer.policy.model)

@@ -7,7 +7,6 @@ Both runs use one endpoint. The same load goes straight to the engine before, fo
 has.
 """
 
-import concurrent.futures
 import json
 import pathlib
 import random
@@ -18,7 +17,6 @@ import sys
 import time
 
 import common
-import httpx
 
 MODEL = (
     "tiny:qwen3?hidden_size=1024&intermediate_size=3072&num_hidden_layers=28&num_attention_heads=16&num_key_value_heads=8"
@@ -47,24 +45,6 @@ def serve(folder: pathlib.Path) -> tuple["subprocess.Popen[bytes]", dict]:
         time.sleep(0.2)
     common.say("serve-rollout", seconds=time.monotonic() - started)
     return process, json.loads((run / "endpoint.json").read_text())
-
-
-def straight(url: str, prompts: list[list[int]], length: int) -> float:
-    """Tokens a second of one engine with all of these requests at once."""
-    sampling = {"max_new_tokens": length, "temperature": 1.0, "ignore_eos": True}
-
-    def one(prompt: list[int]) -> int:
-        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
-        return client.post(f"{url}/generate", json=body).json()["meta_info"]["completion_tokens"]
-
-    limits = httpx.Limits(max_connections=len(prompts))
-    with (
-        httpx.Client(timeout=600, limits=limits, trust_env=False) as client,
-        concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool,
-    ):
-        started = time.monotonic()
-        tokens = sum(pool.map(one, prompts))
-        return tokens / (time.monotonic() - started)
 
 
 def run(folder: pathlib.Path, name: str, endpoint: str, words: list[str], rollouts: int) -> dict[str, float]:
@@ -124,8 +104,8 @@ def main() -> int:
         draw = random.Random(0)
         prompts = [[draw.randrange(1000, 150_000) for _ in range(40)] for _ in range(SAMPLES)]
         url = endpoint["engines"][0]["url"]
-        straight(url, prompts, 32)  # the first requests compile kernels
-        speed = straight(url, prompts, LENGTH)
+        common.straight(url, prompts, 32)  # the first requests compile kernels
+        speed = common.straight(url, prompts, LENGTH)
         common.say("straight", tokens_per_s=speed, requests=SAMPLES, tokens=LENGTH, peak_gib=memory.peak())
         where = str(folder / "serve" / "endpoint.json")
         equal = run(folder, "equal", where, words, 4)

@@ -97,6 +97,14 @@ BARRIER_ON_CPU = Adaptation(
     devices="cpu",
     test="tests/training/test_layouts.py",
 )
+UNEVEN_PARTS_ON_CPU = Adaptation(
+    library="torch",
+    what="`torch.distributed.all_gather` and `reduce_scatter` take parts of unequal length: they are padded on the way",
+    why="experts that are split both by expert and by tensor parallelism have as many tokens as routing gives them, and"
+    " gloo refuses such parts, which NCCL takes",
+    devices="cpu",
+    test="tests/training/test_matrix.py",
+)
 RANDOM_STATE_ON_CPU = Adaptation(
     library="megatron-core",
     what="`tensor_parallel.random` keeps the CPU generator's state in the place of CUDA's",

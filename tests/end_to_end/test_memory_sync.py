@@ -149,23 +149,6 @@ def test_a_paused_engine_continues_its_requests_with_the_new_weights(url, weight
 
 
 @pytest.mark.timeout(600)
-def test_both_ranks_of_an_engine_get_their_part(served, weights, tmp_path):
-    words = ("--rollout-num-gpus", "2", "--rollout-num-gpus-per-engine", "2")
-    with serving(served / "model", tmp_path, *words) as engine:
-        for way in WAYS:
-            learner = MemoryRank(moved(weights, 0.05), step=6)
-            transport = Memory(way, buffer=TENSOR)
-            version = transport.write(learner, 6)
-            transport.send(version, [engine.url], flush=True)
-            (proof,) = transport.verify(version, [engine.url])
-            assert proof.kind == "checksum" and proof.tensors > len(weights), "of two ranks"
-            engine_api.require(engine.url, "/weights_checker", {"action": "reset_tensors"}, 60)
-            with pytest.raises(EngineError, match="holds other weights"):
-                transport.verify(version, [engine.url])
-            transport.close()
-
-
-@pytest.mark.timeout(600)
 def test_two_trainer_ranks_send_what_they_have_together(served, tmp_path):
     words = [
         *_words("ipc"),

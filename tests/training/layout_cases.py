@@ -330,7 +330,8 @@ def argv(device: Device, hf: pathlib.Path, flags: list[str]) -> list[str]:
         "0.1",
     ]
     own += ["--adam-eps", str(rounding.ADAM_EPSILON)]
-    return megatron.always(device) + model + own + flags
+    always = [word for word in megatron.always(device) if word != "--bf16"]  # float32 on a GPU too
+    return always + model + own + flags
 
 
 @dataclasses.dataclass

@@ -84,7 +84,11 @@ OTHER_PROCESSOR = {
 """What makes torch, oneDNN and MKL compute as on the oldest processor that they run on, in another number of threads
 (which do not take cores from the tests beside them while they wait)."""
 IN_OTHER = ("grpo", "grpo_per_token", "grpo_packed_small", "sft", "gspo", "ppo")
-MATRIX = [case for case in matrix.cases() if case.ranks == 4 and case.layout not in matrix.MORE]
+MATRIX = [
+    case
+    for case in matrix.cases()
+    if case.ranks == 4 and (case.layout not in matrix.MORE or case.layout == "tp2_etp2_ep2")
+]
 """Rows of ``make layouts`` that run with the tests: those of four ranks, some seconds each."""
 JOBS = ("make", *LAYOUTS, *OF_EXPERTS, *(f"{layout}:resume" for layout in SAVING), "single:reshard", OTHER)
 JOBS += tuple(matrix.jobs(MATRIX))

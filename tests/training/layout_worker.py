@@ -43,10 +43,7 @@ transformers.logging.set_verbosity_error()
 EXPERTS = ["--expert-model-parallel-size", "2", "--expert-tensor-parallel-size", "1"]
 LAYOUTS = {
     "single": (1, []),
-    "tp2": (2, ["--tensor-model-parallel-size", "2", "--sequence-parallel"]),
-    "pp2": (2, ["--pipeline-model-parallel-size", "2"]),
     "vpp2": (2, ["--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1"]),
-    "cp2": (2, ["--context-parallel-size", "2"]),
     "tp2_cp2": (4, ["--tensor-model-parallel-size", "2", "--sequence-parallel", "--context-parallel-size", "2"]),
     "dp2": (2, []),
     "dp2_distributed": (2, checkpoint_cases.DISTRIBUTED),

@@ -2,9 +2,10 @@
 
 Megatron asks torch for "cuda" in about 150 places, and those requests are answered at the torch boundary: a function
 mode maps CUDA devices to the CPU; ``torch.cuda`` answers for the CPU; streams and events, which have no meaning there,
-are always up to date. In Megatron itself two functions that reach below that boundary are replaced (the generator's
-state, and lists of expert splits). :func:`install` runs once a process, before a model is built, and does nothing where
-CUDA works. The mode is per thread: a thread that runs Megatron code enters :class:`CudaToCpu`.
+are always up to date; collectives take what NCCL takes and gloo does not. In Megatron itself two functions that reach
+below that boundary are replaced (the generator's state, and lists of expert splits). :func:`install` runs once a
+process, before a model is built, and does nothing where CUDA works. The mode is per thread: a thread that runs Megatron
+code enters :class:`CudaToCpu`.
 """
 
 import contextlib
@@ -101,6 +102,7 @@ def install() -> None:
         _set_cuda_rng_state=lambda state, device=-1, graph_safe=False: torch.set_rng_state(state),
     )
     _lists_for_moe()
+    _parts_of_unequal_length()
     transformer_engine.stand_in()
 
 
@@ -156,3 +158,49 @@ def _lists_for_moe() -> None:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     adaptations.EXPERT_SPLITS_ON_CPU.replace(dispatcher, maybe_move_tensor_to_cpu=maybe_move_tensor_to_cpu)
+
+
+def _parts_of_unequal_length() -> None:
+    """Each part is padded with zeros to the longest; all ranks see the same lengths, so all of them pad."""
+    distributed = torch.distributed
+    gather, scatter = distributed.all_gather, distributed.reduce_scatter
+
+    def all_gather(tensor_list: list[Any], tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        longest = _longest(tensor_list)
+        if longest is None:
+            return gather(tensor_list, tensor, group, async_op)
+        own = _padded(tensor, longest)
+        parts = [torch.empty_like(own) for _ in tensor_list]
+        gather(parts, own, group)
+        for target, part in zip(tensor_list, parts):
+            target.copy_(part[: len(target)])
+        return None
+
+    def reduce_scatter(
+        output: Any,
+        input_list: list[Any],
+        op: Any = distributed.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        longest = _longest(input_list)
+        if longest is None:
+            return scatter(output, input_list, op, group, async_op)
+        own = _padded(output, longest)
+        scatter(own, [_padded(part, longest) for part in input_list], op, group)
+        output.copy_(own[: len(output)])
+        return None
+
+    adaptations.UNEVEN_PARTS_ON_CPU.replace(distributed, all_gather=all_gather, reduce_scatter=reduce_scatter)
+
+
+def _longest(tensors: list[torch.Tensor]) -> int | None:
+    """The most rows of any; None where all have the same shape."""
+    return max(len(t) for t in tensors) if len({t.shape for t in tensors}) > 1 else None
+
+
+def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """[rows, ...], zeros behind its own."""
+    out = tensor.new_zeros(rows, *tensor.shape[1:])
+    out[: len(tensor)] = tensor
+    return out
