@@ -188,10 +188,19 @@ def group_environment() -> dict[str, str]:
     return {"NCCL_CUMEM_ENABLE": "0"} if find().kind == "cuda" else {}
 
 
+SERVER_DEFAULTS: dict[str, object] = {
+    # A request of n samples makes thousands of objects that live until its answer. By Python's own numbers the server
+    # goes through all of them again and again meanwhile, for a third of its time.
+    "gc_threshold": [50_000],
+    "log_level_http": "warning",  # a line for each request costs more than the router's whole part in it
+}
+"""SGLang server arguments (by dest) for rollouts: many requests at once."""
+
+
 def engine_defaults() -> dict[str, object]:
     """SGLang server arguments (by dest) that this device needs; a user's own ``--sglang-*`` option wins over them."""
     if find().kind == "cpu":
-        return {
+        return SERVER_DEFAULTS | {
             "device": "cpu",
             "attention_backend": "torch_native",
             "disable_overlap_schedule": True,
@@ -200,7 +209,7 @@ def engine_defaults() -> dict[str, object]:
         }
     # Recording prefill's CUDA graphs takes most of a minute and ends an engine with small heads under FlashAttention 3
     # (CUBLAS_STATUS_EXECUTION_FAILED, sglang 0.5.16); a rollout spends its time in decoding.
-    return {"cuda_graph_backend_prefill": "disabled", **engine_kernels.find().defaults()}
+    return SERVER_DEFAULTS | {"cuda_graph_backend_prefill": "disabled", **engine_kernels.find().defaults()}
 
 
 def gives_memory_back() -> dict[str, object]:

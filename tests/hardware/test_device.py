@@ -45,6 +45,19 @@ def test_engines_are_told_to_compute_in_the_trainer_s_type_unless_the_user_or_th
     assert argv[argv.index("--dtype") + 1] == dtype
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_servers_take_many_requests_at_once_unless_the_user_says_otherwise(monkeypatch, tmp_path, kind):
+    monkeypatch.setattr(device, "find", lambda: device.Device(kind, 1, kind))
+    monkeypatch.setattr(engine_kernels, "find", lambda: engine_kernels.Kernels({}, 9))
+    (tmp_path / "config.json").write_text("{}")
+    given = ["--sglang-gc-threshold", "700", "10"]
+    ours, theirs = (engine.engine_argv(resolve(words, [], "serve-rollout"), str(tmp_path)) for words in ([], given))
+    assert ours[ours.index("--gc-threshold") + 1] == "50000"
+    assert ours[ours.index("--log-level-http") + 1] == "warning"
+    at = theirs.index("--gc-threshold")
+    assert theirs[at + 1 : at + 3] == ["700", "10"]
+
+
 @pytest.mark.parametrize(
     ("kind", "megatron", "config", "said"),
     [
