@@ -1,8 +1,8 @@
 """Profiles: named YAML files of options, shipped under ``slime_cli/profiles`` or the user's own.
 
 Sections ``slime: megatron: sglang: router:`` hold options by native name, hyphens or underscores; ``phases:`` is a list
-of such maps with a ``name``, each laid over the profile's top level for one part of a run; ``description:`` is for
-people.
+of such maps with a ``name``, each laid over the profile's top level for one part of a run; ``cpu:`` is such a map for
+machines without a GPU, laid over the top level there; ``description:`` is for people.
 """
 
 import difflib
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_cli.errors import UsageError
+from slime_cli.hardware import device as hardware
 from slime_cli.options import characters
 from slime_cli.options.layers import SECTIONS, Layer, close_names, from_map, suggestion
 
@@ -19,6 +20,8 @@ FOLDER = pathlib.Path(__file__).parents[1] / "profiles"
 KINDS = ("runs", "models")
 """Subfolders, in the order in which a name is looked up."""
 
+CPU = "cpu"
+"""The key of what a machine without a GPU has otherwise."""
 STAGE_NAME = re.compile(r"\w([\w .:+=-]{0,61}[\w:+=-])?")
 """A phase's name is a folder in the run directory, and stands in messages and file names."""
 
@@ -64,7 +67,7 @@ def load(name: str) -> Profile:
     path = find(name)
     content = characters.read(path, str(path))
     content = {} if characters.absent(content) else content
-    _check_keys(content, (*SECTIONS, "phases", "description"), str(path))
+    _check_keys(content, (*SECTIONS, "phases", CPU, "description"), str(path))
     phases = content.get("phases")
     phases = [] if characters.absent(phases) else phases
     if not isinstance(phases, list):
@@ -77,7 +80,17 @@ def load(name: str) -> Profile:
         named.append(
             {**phase, "name": _phase_name(phase.get("name"), number, [other["name"] for other in named], where)}
         )
-    return Profile(name, path, str(content.get("description", "")).strip(), from_map(content, str(path)), tuple(named))
+    layer = from_map(content, str(path)) | _on_a_cpu(content.get(CPU), f"{path}: {CPU}")
+    return Profile(name, path, str(content.get("description", "")).strip(), layer, tuple(named))
+
+
+def _on_a_cpu(maps: Any, where: str) -> Layer:
+    """What a profile's ``cpu:`` gives on this machine: nothing where it has a GPU. It is checked on both."""
+    if characters.absent(maps):
+        return {}
+    _check_keys(maps, SECTIONS, where)
+    layer = from_map(maps, where)
+    return layer if hardware.find().kind == "cpu" else {}
 
 
 def _phase_name(given: Any, number: int, others: list[str], where: str) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from slime_cli.errors import UsageError
+from slime_cli.hardware.device import Device
 from slime_cli.options import profiles
 from slime_cli.options.checks import check
 from slime_cli.options.memory import shape
@@ -93,6 +94,22 @@ def test_phases_are_named_in_any_alphabet_or_by_their_place(tmp_path):
     text = "phases: [{name: ~}, {name: été run 1}, {name: 3}, {name: 預熱_v1.5}]"
     names = [phase["name"] for phase in profiles.load(written(tmp_path, text)).phases]
     assert names == ["phase-1", "été run 1", "3", "預熱_v1.5"] and {*map(type, names)} == {str}
+
+
+@pytest.mark.parametrize(("kind", "lr", "ranks"), [("cpu", 2e-4, 2), ("cuda", 1e-4, 1)])
+def test_what_is_for_a_cpu_holds_on_a_machine_without_a_gpu(monkeypatch, tmp_path, kind, lr, ranks):
+    monkeypatch.setattr(profiles.hardware, "find", lambda: Device(kind, 2, kind))
+    text = "megatron: {lr: 1e-4}\ncpu: {slime: {actor_num_gpus_per_node: 2}, megatron: {lr: 2e-4}}"
+    found = resolve([], [written(tmp_path, text)])
+    assert (found.megatron["lr"], found.slime.actor_num_gpus_per_node) == (lr, ranks)
+    assert resolve(["--lr", "3e-4"], [written(tmp_path, text)]).megatron["lr"] == 3e-4
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_what_is_for_a_cpu_is_checked_on_every_machine(monkeypatch, tmp_path, kind):
+    monkeypatch.setattr(profiles.hardware, "find", lambda: Device(kind, 2, kind))
+    assert "mine.yaml: cpu: megatron.num-layer: no such option" in refused(tmp_path, "cpu: {megatron: {num-layer: 2}}")
+    assert "mine.yaml: cpu: unknown section `phases`" in refused(tmp_path, "cpu: {phases: []}")
 
 
 def test_unknown_profile_lists_the_known():

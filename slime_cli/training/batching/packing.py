@@ -7,6 +7,7 @@ and the costs that follow from them, alone, so every rank computes the same one 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -101,6 +102,14 @@ def even_packs(
         count += max(1, count // 16)
 
 
+def halves(samples: list[int], lengths: list[int]) -> list[list[int]]:
+    """Two parts of about as many tokens, in the batch's order: what samples of one group share stays together."""
+    in_order = sorted(samples)
+    so_far = list(itertools.accumulate(lengths[i] for i in in_order))
+    half = min(range(1, len(in_order)), key=lambda n: abs(2 * so_far[n - 1] - so_far[-1]))
+    return [in_order[:half], in_order[half:]]
+
+
 def schedule(
     positions: list[int],
     lengths: list[int],
@@ -133,8 +142,7 @@ def schedule(
             bins.append([])
             continue
         bins.remove(widest)
-        half = len(widest) // 2
-        bins += [widest[:half], widest[half:]]
+        bins += halves(widest, lengths)
     costs = next(by for by in (deal_by, pack_by, lengths) if by is not None)
     share = balance.snake if deal_by is None else balance.partition
     shares = share([sum(costs[i] for i in b) for b in bins], dp)

@@ -138,6 +138,13 @@ def test_bins_are_split_before_fillers_are_added():
     assert sorted(b for rank in plan.per_rank for b in rank) == [[0, 1], [2, 3]]
 
 
+def test_a_bin_is_split_between_neighbours_into_about_as_many_tokens():
+    lengths = [3, 9, 4, 8, 30, 2, 7, 5]
+    plan = packing.schedule(range(8), lengths, 2, max_tokens=100, micro_batch_size=1)
+    assert sorted(b for rank in plan.per_rank for b in rank) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert packing.halves([0, 4, 5], lengths) == [[0], [4, 5]]
+
+
 def test_fillers_keep_ranks_in_step_when_there_are_too_few_samples():
     plan = packing.schedule(range(3), [5, 5, 5], 4, max_tokens=5, micro_batch_size=1)
     assert sorted(len(b) for rank in plan.per_rank for b in rank) == [0, 1, 1, 1]
