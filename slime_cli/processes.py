@@ -10,6 +10,7 @@ and its environment from :func:`environment`; a user's function that lies in the
 
 import ctypes
 import functools
+import gc
 import importlib.metadata
 import json
 import os
@@ -28,6 +29,14 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def spare_libraries() -> None:
+    """Python's garbage collector leaves all that is there now alone for good: to go through the libraries, as it does
+    again and again, takes as long as a small rollout. Called when they are imported, and before anything is made that
+    is to be freed."""
+    gc.collect()
+    gc.freeze()
 
 
 def python(module: str, *arguments: str) -> list[str]:

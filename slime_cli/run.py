@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from slime_cli import event_loop, manifests
+from slime_cli import event_loop, manifests, processes
 from slime_cli.cluster.cluster import Cluster
 from slime_cli.cluster.learner import Learner
 from slime_cli.errors import EngineError
@@ -75,8 +75,8 @@ class Run:
             limit = self.resolved.slime.max_seconds_without_progress
             stack.enter_context(blocking.named(self.screen.say, limit=limit))
             shared = await self._start(phases, stack)
-            gc.collect()
-            gc.freeze()  # looking over the libraries takes as long as a small rollout, at every other one
+            processes.spare_libraries()
+            gc.set_threshold(50_000)  # a rollout's samples live until it is trained: they need no looking after
             previous = None
             for name, options, folder in phases:
                 phase = Phase(name, options, folder, shared, previous)

@@ -112,6 +112,7 @@ class TrainerRank:
             megatron.initialise(args, self.device)
         for name in ("trainer", "residence"):
             vars(self).pop(name, None)  # frees the phase before
+        processes.spare_libraries()
         hooks = self._hooks(settings)
         if "megatron_init" in hooks:
             hooks["megatron_init"](args)
