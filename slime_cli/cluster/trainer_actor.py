@@ -221,7 +221,8 @@ class TrainerRank:
         from slime_cli.weights import publish
 
         with disk.naming(target):
-            publish.prepare(pathlib.Path(target), self.hf_checkpoint, delta=how.base is not None)
+            alone = how.base is not None or how.encoding == "adapter"
+            publish.prepare(pathlib.Path(target), self.hf_checkpoint, delta=alone)
 
     def publish(self, target: str, how: Writing) -> Part:
         """Writes this rank's share of the present weights, or of what has changed in them; all ranks gather."""
@@ -231,8 +232,27 @@ class TrainerRank:
         prefix = f"{self.rank:05d}-" if self.world_size > 1 else ""
         self.residence.require("publishing", WEIGHTS)
         with disk.naming(target), self.tracer.span("export") as about, peak.during(about):
+            if how.encoding == "adapter":
+                return self._adapter(folder)
             named = publish.owned(self.bridge.export(self.trainer.policy.model), self.rank, self.world_size)
             return self.published.write(named, folder, prefix, how)
+
+    def _adapter(self, folder: pathlib.Path) -> Part:
+        """The LoRA adapter, which rank 0 writes for all, and what this rank computes of its probe."""
+        from slime_cli.weights import peft
+
+        adapter = self.trainer.settings.adapter
+        assert adapter is not None
+        named = list(self.bridge.export_adapter(self.trainer.policy.model))
+        tensors = {} if self.rank else peft.write(named, folder, adapter, self.hf_checkpoint)
+        return Part(tensors, log_probs=self.trainer.log_probs(self._probe()))
+
+    def _probe(self) -> list[int]:
+        from slime_cli.weights import peft
+
+        args, cap = self.trainer.args, self.trainer.settings.max_tokens
+        longest = min(args.max_position_embeddings, cap or args.max_position_embeddings)
+        return peft.probe(args.padded_vocab_size, longest - 1)  # an engine answers with one more
 
     def device_name(self) -> str:
         """MACHINE/GPU, with nothing behind the stroke on a CPU."""
@@ -287,7 +307,7 @@ class TrainerRank:
         """The manifest over the parts of all ranks; the bytes of all. Rank 0 alone is asked."""
         import msgspec
 
-        from slime_cli.weights import publish
+        from slime_cli.weights import peft, publish
 
         folder = pathlib.Path(target)
         manifest = msgspec.structs.replace(
@@ -297,5 +317,8 @@ class TrainerRank:
             encoding=how.encoding,
         )
         with disk.naming(target):
-            publish.seal(folder, parts, manifest)
+            if how.encoding == "adapter":
+                peft.seal(folder, parts, self._probe(), manifest)
+            else:
+                publish.seal(folder, parts, manifest)
         return sum(file.stat().st_size for pattern in ("*.safetensors", "*.patch") for file in folder.glob(pattern))

@@ -255,8 +255,12 @@ def _endpoint(phase: Resolved) -> None:
         return
     if s.rollout_endpoint:
         from slime_cli.serving.attached import Attached
+        from slime_cli.weights import matching
 
-        Attached(s.rollout_endpoint).check()
+        attached = Attached(s.rollout_endpoint)
+        attached.check()
+        if wanted := adapters.served(s):
+            matching.require_adapters(attached.alive(), wanted)
     if s.use_opd and s.opd_type == "sglang" and s.opd_teacher_url:
         from slime_cli.rollout import teacher
 

@@ -184,6 +184,11 @@ def _published(args: argparse.Namespace, say: Say, check: Callable[[pathlib.Path
             f"--ckpt-step {args.ckpt_step}: --load {source} holds no torch_dist checkpoints", "leave it out"
         )
     if version := if_whole(source, args.weight_version):
+        if version.manifest.encoding == "adapter":
+            raise DataError(
+                f"--load {source}: a LoRA adapter alone, and `slime sync` sends whole weights",
+                "give the run's checkpoint, whose adapter is merged into its base",
+            )
         check(applying.chain(version)[0].path)  # a delta has no config
         return version
     root = _root(args)

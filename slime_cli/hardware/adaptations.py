@@ -154,6 +154,13 @@ ATTENTION_ON_CPU = Adaptation(
     devices="cpu",
     test="tests/hardware/test_engine_attention.py",
 )
+LORA_ON_CPU = Adaptation(
+    library="sglang",
+    what="LoRA's manager asks for no pinned memory, through SGLang's hook registry",
+    why="its `torch_native` backend pins what it hands to kernels, which torch refuses where there is no GPU",
+    devices="cpu",
+    test="tests/hardware/test_engine_lora.py",
+)
 EXPERTS_BY_LOCAL_NAMES = Adaptation(
     library="megatron-bridge",
     what="a bridge of ours knows each grouped expert under its name in local layers too",

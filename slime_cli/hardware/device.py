@@ -205,6 +205,7 @@ def engine_defaults() -> dict[str, object]:
             "attention_backend": "torch_native",
             "disable_overlap_schedule": True,
             "max_total_tokens": CPU_TOKENS,
+            "lora_backend": "torch_native",  # of its four the one in plain torch; --sglang-enable-lora uses it
             "sleep_on_idle": True,  # an idle scheduler spins otherwise, on a core that the trainer needs
         }
     # Recording prefill's CUDA graphs takes most of a minute and ends an engine with small heads under FlashAttention 3

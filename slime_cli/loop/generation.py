@@ -36,7 +36,9 @@ async def prepare(
     """Waits for the engines."""
     client = await shared.serving()
     shape = _routed_experts_shape(s, shared.model)
-    client.engines = shared.engine_urls if shape else None
+    named = s.lora_rank is not None and s.lora_sync == "adapter"
+    client.engines = shared.engine_urls if shape or named else None
+    client.adapter = None
     ip, port = client.address()
     known = {"sglang_router_ip": ip, "sglang_router_port": port, "hf_checkpoint": str(shared.model)}
     known["sglang_context_length"] = opened.renderer.options.context

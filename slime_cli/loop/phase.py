@@ -394,6 +394,7 @@ class Phase:
         with self.span("pause"):
             async with self._interrupted(policy):
                 await asyncio.to_thread(self.publisher.send, version, flush=policy != "pause")
+                self.client.adapter = self.publisher.asked_for
         await self.turns.generate()
         self.collector.published(self.buffer.rollouts_of(self.publisher.held_step))
 

@@ -94,6 +94,8 @@ class Publisher:
         """Engine -> the version that it was sent last."""
         self.held: str | None = None
         """The version that all engines hold; None before the first."""
+        self.asked_for: str | None = None
+        """The LoRA adapter of that version, which requests have to name; None where there is none."""
 
     @property
     def held_step(self) -> int:
@@ -124,6 +126,7 @@ class Publisher:
         with self.span("verify"):
             self.proofs = self.transport.verify(version, urls)
         self.held = version.name
+        self.asked_for = self.transport.asked_for(version)
         self._prune()
         return self.proofs
 

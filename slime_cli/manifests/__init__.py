@@ -18,6 +18,7 @@ __all__ = [
     "Endpoint",
     "Engine",
     "Patch",
+    "Probe",
     "Pushed",
     "Rollout",
     "Run",
@@ -198,6 +199,14 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
     """xxh3-128 over these bytes."""
 
 
+class Probe(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.probe/1", kw_only=True):
+    """``probe.json`` beside a published LoRA adapter: what an engine that has it must compute."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    """The trainer's, of each token but the first, given those before it; natural logarithms, at temperature 1."""
+
+
 class Weights(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.weights/1", kw_only=True):
     """``weights/vNNNNNN/manifest.json`` beside safetensors that an engine can load, or beside the patches of a
     delta."""
@@ -206,9 +215,9 @@ class Weights(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.weight
     base: str | None
     """The version that a delta applies to, in the folder of this name beside its own; None for full weights."""
     encoding: str
-    """``full``, ``xor`` or ``overwrite``."""
+    """``full``, ``xor``, ``overwrite``, or ``adapter`` for a LoRA adapter alone in PEFT's format."""
     tensors: dict[str, Tensor]
-    """All of the model's, changed or not."""
+    """All of the model's, changed or not; of an adapter, its own."""
     training_step: int
     run: str
     base_digest: str = ""

@@ -61,6 +61,10 @@ def _numbered(folder: pathlib.Path, pattern: re.Pattern[str]) -> list[pathlib.Pa
     return [path for _, path in sorted(found)]
 
 
+PROBE = "probe.json"
+"""Beside a published LoRA adapter: what the trainer computes with it."""
+
+
 def rollout(folder: str | os.PathLike, rollout_id: int) -> pathlib.Path:
     """The batch of one rollout: ``manifest.json`` and ``samples.parquet``."""
     return pathlib.Path(folder) / ROLLOUTS / f"{rollout_id:06d}"
@@ -106,6 +110,17 @@ def step_of(version: str | None) -> int | None:
     """The inverse of :func:`version_name`; None for a name that it did not make (``default``, ``by-hand``)."""
     found = _VERSION.fullmatch(version or "")
     return int(found[1]) if found else None
+
+
+def adapter_name(version: str, digest: str) -> str:
+    """The name of a version's LoRA adapter in engines, which other adapters of a version of that name do not have.
+    ``digest``: hex digits of what is in it."""
+    return f"{version}-{digest[:8]}"
+
+
+def version_of(adapter: str) -> str:
+    """The version in an :func:`adapter_name`."""
+    return adapter.partition("-")[0]
 
 
 def version(folder: str | os.PathLike, step: int) -> pathlib.Path:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slime_cli.errors import UsageError
+from slime_cli.options.groups import SlimeOptions
 
 MODULES: dict[str, tuple[str, ...]] = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
@@ -44,6 +45,20 @@ def modules(names: Sequence[str]) -> list[str]:
                 f"name all of them, or {module}",
             )
     return chosen
+
+
+def served(s: SlimeOptions) -> dict[str, Any]:
+    """SGLang server arguments (by dest) of engines that get this run's adapters by name; none where they do not."""
+    if s.lora_rank is None or s.lora_sync != "adapter":
+        return {}
+    names = in_hf(modules(s.lora_target_modules or [ALL]))
+    # Of the versions one is asked for at a time, and the base by health checks; the third is for what ends meanwhile.
+    return {
+        "enable_lora": True,
+        "max_lora_rank": s.lora_rank,
+        "lora_target_modules": names,
+        "max_loras_per_batch": 3,
+    }
 
 
 def in_hf(names: Collection[str]) -> list[str]:

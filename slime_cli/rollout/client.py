@@ -18,6 +18,8 @@ from typing import Any
 import aiohttp
 
 from slime_cli.errors import EngineError
+from slime_cli.manifests import layout
+from slime_cli.rollout.concurrent import side_by_side
 from slime_cli.rollout.watch import Watch
 
 RETRIES = 20
@@ -107,7 +109,9 @@ class RouterClient:
         """How often this run aborted what was in flight."""
         self.engines: Callable[[], list[str]] | None = None
         """Set, requests go to the engines themselves: the router passes on the fields that it knows (0.3.2), and
-        ``return_routed_experts`` is not among them."""
+        ``return_routed_experts`` and ``lora_path`` are not among them."""
+        self.adapter: str | None = None
+        """The LoRA adapter that every request asks for (:func:`slime_cli.manifests.layout.adapter_name`)."""
         self._engines: list[str] | None = None
         """The last answer of :attr:`engines`; it is asked again after a request that failed."""
         self._asked: collections.Counter[str] = collections.Counter()
@@ -194,9 +198,16 @@ class RouterClient:
     async def generate(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """POST /generate; a list of answers also for one sample. Raises EngineError when the engines cannot answer."""
 
+        params = body.get("sampling_params") or {}
+        if self.adapter is not None and (n := params.get("n") or 1) > 1:
+            # SGLang (0.5.16) counts an adapter's requests wrongly where one asks for several answers, and then waits
+            # for ever to unload it.
+            one = body | {"sampling_params": params | {"n": 1}}
+            return [answer for found in await side_by_side(self.generate(one) for _ in range(n)) for answer in found]
+
         async def read(answer: aiohttp.ClientResponse) -> list[dict[str, Any]]:
             found = await answer.json()
-            return found if isinstance(found, list) else [found]
+            return self._of_adapter(found if isinstance(found, list) else [found], str(answer.url))
 
         return await self._asked_for(body, read)
 
@@ -214,13 +225,15 @@ class RouterClient:
                         raise EngineError(f"{answer.url}: {piece['error']}")
                     pieces.append(_own_part(piece, done))
                     done = piece["meta_info"]["completion_tokens"]
-            return _complete(pieces, str(answer.url))
+            return self._of_adapter(_complete(pieces, str(answer.url)), str(answer.url))
 
         return await self._asked_for(body | {"stream": True}, read)
 
     async def _asked_for(self, body: dict[str, Any], read: Callable[[aiohttp.ClientResponse], Any]) -> Any:
         problem = url = ""
         async with self._request() as admitted:
+            if self.adapter is not None:
+                body = body | {"lora_path": self.adapter}
             if not admitted:
                 self.aborts += 1
                 return [_ended() for _ in range(body["sampling_params"].get("n") or 1)]
@@ -240,6 +253,17 @@ class RouterClient:
                 await asyncio.to_thread(self.alive)  # raises when the processes are gone
                 await asyncio.sleep(min(0.2 * 2**attempt, 5.0))
         raise EngineError(f"{url}/generate failed {RETRIES} times, last: {problem}", "see logs/ in the run directory")
+
+    def _of_adapter(self, answers: list[dict[str, Any]], url: str) -> list[dict[str, Any]]:
+        """``answers``, whose version is the adapter that was asked for. Raises EngineError for another's."""
+        for answer in answers if self.adapter is not None else ():
+            found = answer["meta_info"].get("weight_version")
+            if found != layout.version_of(self.adapter or ""):
+                raise EngineError(
+                    f"{url} was asked for adapter {self.adapter} and names version {found!r} in its answer",
+                    "another process updates this endpoint: end it, or use an endpoint of your own",
+                )
+        return answers
 
     def _session(self) -> aiohttp.ClientSession:
         """Made in the event loop that uses it."""

@@ -11,8 +11,9 @@ import copy
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from slime_cli import manifests
@@ -117,6 +118,30 @@ class Trainer:
             self.critic.load(layout.critic(path), weights_only=False)
             self.policy.activate()
         return self.step
+
+    def log_probs(self, tokens: Sequence[int]) -> dict[int, float]:
+        """The policy's present log-probability of each token but the first, given those before it, by its place in
+        ``tokens``: those that this rank computes. Other ranks may have others, or the same."""
+        n = len(tokens) - 1
+        one = np.zeros(1, dtype=np.int64)
+        batch = TrainBatch(
+            sample_index_N=one,
+            group_index_N=one,
+            lengths_N=one + n + 1,
+            response_lengths_N=one + n,
+            rewards_N=np.zeros(1),
+            truncated_N=np.zeros(1, bool),
+            tokens_T=np.asarray(tokens),
+            loss_mask_R=np.ones(n, np.uint8),
+            rollout_log_probs_R=None,
+        )
+        mbs, _ = self.splitter.micro_batches(batch, [0])
+        head = functools.partial(self.log_prob_head, temperature=1.0)
+        found: dict[int, float] = {}
+        for mb, out_2R in zip(mbs, self.policy.forward(mbs, head)):
+            if len(mb.rows_R):
+                found |= dict(zip((mb.rows_R + 1).tolist(), out_2R[0].tolist(), strict=True))
+        return found
 
     # -- a rollout -----------------------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class _Changes:
     """Patches of tensors, chunk by chunk in threads; the base takes the new bytes meanwhile."""
 
     def __init__(self, how: Writing) -> None:
-        assert how.encoding != "full"
+        assert how.encoding in ("xor", "overwrite")
         self.encoding: encoding.Encoding = how.encoding
         self.ahead = max(1, how.buffer // encoding.CHUNK)
         self._pool = concurrent.futures.ThreadPoolExecutor(max(1, torch.get_num_threads()))

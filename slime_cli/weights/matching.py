@@ -80,6 +80,25 @@ def require_no_prefix_cache(urls: list[str]) -> None:
             )
 
 
+def require_adapters(urls: list[str], wanted: dict[str, Any]) -> None:
+    """Raises UsageError for an engine that was not started for LoRA adapters of this rank beside these layers.
+    ``wanted``: SGLang's options, by dest, of engines that are."""
+    names = wanted["lora_target_modules"]
+    fix = (
+        f"start it with --sglang-enable-lora --sglang-max-lora-rank {wanted['max_lora_rank']}"
+        f" --sglang-lora-target-modules {' '.join(names)}, or give --lora-sync merged"
+    )
+    for url in urls:
+        server = engine_api.get(url, "/server_info")
+        theirs = set(server.get("lora_target_modules") or ())
+        if not server.get("enable_lora"):
+            raise UsageError(f"--lora-rank: {url} serves no LoRA adapters", fix)
+        if (server.get("max_lora_rank") or 0) < wanted["max_lora_rank"]:
+            raise UsageError(f"--lora-rank: {url} takes ranks up to {server.get('max_lora_rank')}", fix)
+        if "all" not in theirs and (lacking := [name for name in names if name not in theirs]):
+            raise UsageError(f"--lora-rank: {url} takes no adapters beside {', '.join(lacking)}", fix)
+
+
 def served(url: str, endpoint: manifests.Endpoint) -> Model:
     """What the engine at ``url`` serves. Raises EngineError when it does not say."""
     info = engine_api.get(url, "/model_info")

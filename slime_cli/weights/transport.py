@@ -24,7 +24,7 @@ BUFFER = 512 << 20
 class Writing:
     """How the ranks write a version."""
 
-    encoding: Literal["full", "xor", "overwrite"] = "full"
+    encoding: Literal["full", "xor", "overwrite", "adapter"] = "full"
     base: str | None = None
     """The version that a delta is made against, which the ranks published last."""
     base_digest: str = ""
@@ -86,6 +86,8 @@ class Part(msgspec.Struct, frozen=True):
 
     tensors: dict[str, manifests.Tensor]
     patches: dict[str, manifests.Patch] = {}
+    log_probs: dict[int, float] = {}
+    """Those of an adapter's probe that this rank has computed, by place in it."""
 
 
 class Version(Protocol):
@@ -158,6 +160,10 @@ class Transport(Protocol):
         ``flush`` also drops what the engines' prefix caches hold of older weights, which needs engines without
         requests; for engines that are paused with requests in them it is False.
         """
+        ...
+
+    def asked_for(self, version: Version) -> str | None:
+        """The LoRA adapter that requests have to name; None where engines answer with the version that they hold."""
         ...
 
     def verify(self, version: Version, engines: Sequence[str]) -> list[Proof]:

@@ -78,6 +78,7 @@ class Publisher:
     timetable = types.SimpleNamespace(evaluated=lambda rollout_id: False)
     held = "v000000"
     held_step = 0
+    asked_for = None
 
     def due(self, rollout_id):
         return True

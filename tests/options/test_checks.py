@@ -24,6 +24,12 @@ def resolved(more: str = "", base: str = GOOD):
     return resolve(f"{base} {more}".split())
 
 
+def test_merged_adapters_go_by_any_transport_and_schedule():
+    ways = ("--update-weight-transport ipc", "--update-weight-mode delta", "--schedule async", "--partial-rollout")
+    for way in ways:
+        assert check(resolved(f"--lora-rank 4 --lora-sync merged {way}")) == check(resolved(way))
+
+
 def test_a_sound_run_has_no_warnings():
     assert check(resolved()) == []
 
@@ -56,6 +62,18 @@ def test_a_sound_run_has_no_warnings():
         ("--lora-rank 4 --freeze-params-name-list x", "adapters are all that is trained"),
         ("--lora-rank 4 --ref-load d", "the reference is the base itself"),
         ("--lora-rank 4 --enable-mtp-training --mtp-num-layers 1", "(MTP) layers have no adapters"),
+        (
+            "--lora-rank 4 --update-weight-transport ipc",
+            "it sends whole weights | leave it out, or give --lora-sync merged",
+        ),
+        ("--lora-rank 4 --update-weight-mode delta", "a delta is of whole weights"),
+        ("--lora-rank 4 --update-weight-local-checkpoint-dir d", "load adapters as they are published"),
+        ("--lora-rank 4 --schedule one-step-off --in-flight pause", "keeps the adapter that it began with"),
+        ("--lora-rank 4 --schedule one-step-off --in-flight abort", "can't unload the adapter that they named"),
+        ("--lora-rank 4 --partial-rollout", "can't unload the adapter that they named"),
+        ("--lora-rank 4 --schedule async", "can't unload the adapter that they named"),
+        ("--lora-rank 4 --offload-rollout", "loses its base"),
+        ("--lora-rank 4 --sglang-dp-size 2", "into one copy of a model only"),
         ("--lora-rank 4 --num-experts 8", "a mixture of experts, beside which slime trains no adapters"),
         ("--use-tis --tis-clip-low 3", "--tis-clip-low 3.0 and --tis-clip 2.0"),
         ("--use-tis --use-rollout-logprobs", "their ratio is 1"),

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from slime_cli.errors import EngineError
+from slime_cli.manifests import layout
 from slime_cli.rollout.client import EndedError, Hold, RouterClient, ending
 
 
@@ -267,3 +268,30 @@ async def test_a_refusal_ends_at_once_and_a_dead_fleet_at_the_first_retry():
     async with served(broken, alive=dead) as (client, _):
         with pytest.raises(EngineError, match="engine 0 ended with code -9"):
             await client.generate({})
+
+
+async def test_every_request_names_the_adapter_and_one_for_several_answers_becomes_several():
+    async def generate(request):
+        asked.append(await request.json())
+        return web.json_response(answer(weight_version="v000004"))
+
+    asked = []
+    async with served(generate) as (client, _):
+        client.adapter = layout.adapter_name("v000004", "0123456789")
+        found = await client.generate({"sampling_params": {"n": 3, "temperature": 1.0}})
+    assert [one["meta_info"]["weight_version"] for one in found] == ["v000004"] * 3
+    assert asked == [{"sampling_params": {"n": 1, "temperature": 1.0}, "lora_path": "v000004-01234567"}] * 3
+
+
+@pytest.mark.parametrize("ask", ["generate", "stream"])
+async def test_an_answer_of_another_version_than_the_adapter_s_is_an_error(ask):
+    async def generate(request):
+        found = answer(weight_version="v000002")
+        if (await request.json()).get("stream"):
+            return web.Response(body=b"data: " + json.dumps(found).encode() + b"\n\ndata: [DONE]\n\n")
+        return web.json_response(found)
+
+    async with served(generate) as (client, _):
+        client.adapter = layout.adapter_name("v000004", "0123456789")
+        with pytest.raises(EngineError, match="asked for adapter v000004-01234567 and names version 'v000002'"):
+            await getattr(client, ask)({"sampling_params": {}})

@@ -18,12 +18,24 @@ from megatron.core.utils import unwrap_model
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3ForCausalLM
 
-from layout_cases import GRPO, MANIFEST, Session, differing, global_batch, logits_gap, response_logits, rows, weights
+from layout_cases import (
+    GRPO,
+    MANIFEST,
+    VOCABULARY,
+    Session,
+    differing,
+    global_batch,
+    logits_gap,
+    response_logits,
+    rows,
+    weights,
+)
 from slime_cli import manifests
 from slime_cli.manifests import layout
 from slime_cli.training.network import checkpoint
 from slime_cli.training.settings import Settings
 from slime_cli.training.trainer import Trainer
+from slime_cli.weights import peft
 
 ADAPTER = manifests.Adapter(
     rank=4, alpha=6, dropout=0.0, modules=["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
@@ -168,9 +180,15 @@ def steps(session: Session) -> dict[str, Any]:
     model.load_state_dict(merged)
     with torch.no_grad():
         torch.save(torch.cat([response_logits(model, row) for row in rows(global_batch())]), folder / "untied.logits")
+        tokens = peft.probe(VOCABULARY, 48)
+        log_p = model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        want = log_p.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+    probed = trainer.log_probs(tokens)
     single = load_file(kept)
     return {
         "metrics": metrics,
+        "probed": sorted(probed),
+        "probe": max((abs(value - want[place - 1]) for place, value in probed.items()), default=0.0),
         "logits": logits_gap(dataclasses.replace(session, folder=folder), trainer, "untied"),
         "merged": max(float((merged[name] - single[name]).abs().max()) for name in single),
     }

@@ -2,7 +2,8 @@
 
 1. The adapters alone are trained, and the optimizer has nothing else; a kept reference is one of adapters.
 2. Gradients of A and B are those of float64 autograd, and the same in every layout.
-3. Merged weights compute what the model with its adapters does, and every layout comes to the same ones.
+3. Merged weights compute what the model with its adapters does, and every layout comes to the same ones; so does the
+   probe that engines are compared with.
 4. A checkpoint has nothing but adapters, and loads in another layout; a resume from it is as if nothing had happened.
 
 The work is done by the ranks that the layout tests start (``layout_worker.py``), once a session.
@@ -44,6 +45,13 @@ def test_merged_weights_compute_what_adapters_do_and_are_those_of_one_process(la
     gaps = [found["logits"] for found in of(layout, "steps") if found["logits"] is not None]
     assert gaps and max(gaps) < 1e-5
     assert max(found["merged"] for found in of(layout, "steps")) < 1e-5
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_ranks_have_all_of_a_probe_which_is_what_the_merged_weights_compute(layout):
+    found = of(layout, "steps")
+    assert sorted({place for rank in found for place in rank["probed"]}) == list(range(1, 48))
+    assert max(rank["probe"] for rank in found) < 1e-5
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -42,4 +42,31 @@ def together(r: Resolved) -> Iterator[Problem]:
         yield error.message, error.fix
 
 
-TRAIN = (together,)
+def by_name(r: Resolved) -> Iterator[Problem]:
+    """What engines that get adapters alone can't do."""
+    s = r.slime
+    if not s.generates or not adapters.served(s):
+        return
+    aborts = "requests are aborted, after which SGLang (0.5.16) can't unload the adapter that they named"
+    files = f"--update-weight-transport {s.update_weight_transport}"
+    refused = {
+        files: s.update_weight_transport != "disk" and "it sends whole weights",
+        "--update-weight-mode delta": s.update_weight_mode == "delta" and "a delta is of whole weights",
+        "--update-weight-local-checkpoint-dir": s.update_weight_local_checkpoint_dir
+        and "engines load adapters as they are published",
+        "--in-flight abort": s.in_flight == "abort" and aborts,
+        "--partial-rollout": s.partial_rollout and aborts,
+        "--dynamic-sampling-filter-path": s.dynamic_sampling_filter_path and aborts,
+        "--schedule async": s.schedule == "async" and aborts,
+        "--in-flight pause": s.in_flight == "pause" and "a request keeps the adapter that it began with",
+        "--offload-rollout": s.offload_rollout
+        and "an engine that gives its memory back loses its base, which no version brings again",
+        f"--sglang-dp-size {r.sglang.get('dp_size')}": (r.sglang.get("dp_size") or 1) > 1
+        and "SGLang (0.5.16) loads adapters into one copy of a model only",
+    }
+    for flag, why in refused.items():
+        if why:
+            yield f"{flag} with --lora-rank {s.lora_rank}: {why}", "leave it out, or give --lora-sync merged"
+
+
+TRAIN = (together, by_name)

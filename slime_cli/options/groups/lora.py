@@ -1,5 +1,7 @@
 """LoRA: adapters are trained in the place of the weights; docs/lora.md says how."""
 
+from typing import Literal
+
 from slime_cli.options.declare import AT_LEAST_1, Bounds, given, group, option
 
 _LORA = given("lora_rank")
@@ -23,5 +25,11 @@ class Lora:
         None,
         "Layers with adapters, in Megatron's names (linear_qkv linear_proj linear_fc1 linear_fc2), HF's (q_proj ...) or"
         " all-linear, which is what is taken when not given.",
+        needs=_LORA,
+    )
+    lora_sync: Literal["adapter", "merged"] = option(
+        "adapter",
+        "What engines get of a version: the adapter alone, which every request names, or whole weights with it merged"
+        " in, by any transport.",
         needs=_LORA,
     )

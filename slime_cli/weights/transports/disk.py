@@ -47,6 +47,9 @@ class Disk:
         near = as_folder(version)
         load(self.copy.bring([near]) if self.copy else near, engines, flush=flush)
 
+    def asked_for(self, version: Version) -> None:
+        return None
+
     def verify(self, version: Version, engines: Sequence[str]) -> list[Proof]:
         return verification.verify(version, engines)
 

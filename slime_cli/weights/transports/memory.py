@@ -96,6 +96,9 @@ class Memory:
         body = {"new_version": version, "abort_all_requests": False}
         self._session.done(url, "/update_weight_version", body)
 
+    def asked_for(self, version: Version) -> None:
+        return None
+
     def verify(self, version: Version, engines: Sequence[str]) -> list[Proof]:
         assert isinstance(version, InMemory)
         expected = InTrainer(version)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from slime_cli.hardware import adaptations
-from slime_cli.hardware.cpu import engine_attention
+from slime_cli.hardware.cpu import engine_attention, engine_lora
 
 __version__ = "0.4.5"
 
@@ -17,6 +17,7 @@ if not torch.cuda.is_available():
     # CUDA builds of torch raise here without a driver; SGLang's memory and weight-checking calls synchronise first.
     adaptations.CUDA_ON_CPU.replace(torch.cuda, synchronize=lambda *args, **kwargs: None)
     engine_attention.register()
+    engine_lora.register()
 
 
 def __getattr__(name: str) -> Any:
