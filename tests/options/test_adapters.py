@@ -37,6 +37,14 @@ def test_names_in_hf():
     assert adapters.in_hf(["linear_qkv", "linear_fc2"]) == ["q_proj", "k_proj", "v_proj", "down_proj"]
 
 
+def test_engines_are_started_for_adapters_alone_where_they_get_them_so():
+    found = adapters.served(resolve(f"{RUN} --lora-rank 4 --lora-target-modules linear_qkv".split()).slime)
+    assert found["enable_lora"] and found["max_lora_rank"] == 4
+    assert found["lora_target_modules"] == ["q_proj", "k_proj", "v_proj"]
+    assert adapters.served(resolve(f"{RUN} --lora-rank 4 --lora-sync merged".split()).slime) == {}
+    assert adapters.served(resolve(RUN.split()).slime) == {}
+
+
 def test_gradients_and_moments_are_those_of_the_adapters():
     whole = memory.estimate(resolve(f"{RUN} {SHAPE}".split()))
     found = memory.estimate(resolve(f"{RUN} {SHAPE} --lora-rank 4".split()))

@@ -24,6 +24,12 @@ def resolved(more: str = "", base: str = GOOD):
     return resolve(f"{base} {more}".split())
 
 
+def test_a_layer_that_is_unknown_hides_no_other_contradiction_of_adapters():
+    with pytest.raises(UsageError) as caught:
+        check(resolved("--lora-rank 4 --lora-target-modules q_prj --update-weight-mode delta"))
+    assert "no layer is called q_prj" in caught.value.message and "a delta is of whole" in caught.value.message
+
+
 def test_merged_adapters_go_by_any_transport_and_schedule():
     ways = ("--update-weight-transport ipc", "--update-weight-mode delta", "--schedule async", "--partial-rollout")
     for way in ways:

@@ -45,7 +45,7 @@ def together(r: Resolved) -> Iterator[Problem]:
 def by_name(r: Resolved) -> Iterator[Problem]:
     """What engines that get adapters alone can't do."""
     s = r.slime
-    if not s.generates or not adapters.served(s):
+    if s.lora_rank is None or s.lora_sync != "adapter" or not s.generates:
         return
     aborts = "requests are aborted, after which SGLang (0.5.16) can't unload the adapter that they named"
     files = f"--update-weight-transport {s.update_weight_transport}"
