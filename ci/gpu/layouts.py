@@ -100,7 +100,7 @@ def ranks(folder: pathlib.Path, world: int, small: bool, flags: Sequence[str], l
 
 
 def right(folder: pathlib.Path, world: int, small: bool, end: float) -> bool:
-    """``layout`` lines; whether all are within the bound."""
+    """``layout`` lines; whether there are any, and all are within the bound."""
     wanted = [case for case in layouts.cases() if case.ranks <= world]
     if world == 2:
         wanted = [layouts.Case(name, "dense", "grpo") for name in ("tp2", "pp2", "cp2")]
@@ -116,7 +116,7 @@ def right(folder: pathlib.Path, world: int, small: bool, end: float) -> bool:
         held = held and good
     if len(found) < len(wanted):
         common.say("layout", left_out=f"{len(wanted) - len(found)} rows: no time")
-    return held
+    return held and bool(found)
 
 
 def speed(folder: pathlib.Path, world: int, small: bool, end: float) -> bool:
