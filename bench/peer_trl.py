@@ -1,14 +1,16 @@
-"""Seconds of a rollout of TRL's GRPOTrainer on the quickstart's work: generation, log-probabilities, optimizer steps.
+"""Seconds of a rollout of TRL's GRPOTrainer on a run's work: generation, log-probabilities, optimizer steps.
 
 Runs in a process of its own (``python -m bench.peer_trl JOB.json``), with TRL on the path and torch's threads as it
 finds them, and prints one JSON object. The job: ``model`` (an HF folder), ``rollouts``, ``temperature``, ``tokens`` (of
 an answer, at most), ``prompts`` and ``samples`` (prompts a rollout, answers to each), ``steps`` (optimizer steps a
-rollout), ``lr`` and ``rows`` ([prompt, answer] in turn).
+rollout), ``lr`` and ``rows`` ([prompt, answer] in turn). On a GPU also ``gpu`` (bfloat16 there), ``last_number`` (it is
+what an answer is judged by) and ``continuous_batching`` (transformers' own, in place of its plain generation).
 """
 
 import importlib
 import json
 import pathlib
+import re
 import sys
 import tempfile
 import time
@@ -24,9 +26,11 @@ def main(path: str) -> None:
 
     trl: Any = importlib.import_module("trl")
     rewards: list[float] = []
+    gpu, last_number = job.get("gpu", False), job.get("last_number", False)
 
     def reward(completions: list[str], answer: list[str], **unused: Any) -> list[float]:
-        found = [float(text.strip() == wanted) for text, wanted in zip(completions, answer, strict=True)]
+        said = [_last_number(text) if last_number else text.strip() for text in completions]
+        found = [float(text == wanted) for text, wanted in zip(said, answer, strict=True)]
         rewards.append(sum(found) / len(found))
         return found
 
@@ -41,8 +45,9 @@ def main(path: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = trl.GRPOConfig(
             output_dir=folder,
-            use_cpu=True,
-            bf16=False,
+            use_cpu=not gpu,
+            bf16=gpu,
+            use_transformers_continuous_batching=job.get("continuous_batching", False),
             per_device_train_batch_size=samples // job["steps"],
             steps_per_generation=job["steps"],
             num_generations=job["samples"],
@@ -61,7 +66,7 @@ def main(path: str) -> None:
             seed=1,
         )
         trainer = trl.GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32),
+            model=AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.bfloat16 if gpu else torch.float32),
             processing_class=AutoTokenizer.from_pretrained(job["model"]),
             reward_funcs=reward,
             args=options,
@@ -81,6 +86,10 @@ def main(path: str) -> None:
             }
         )
     )
+
+
+def _last_number(text: str) -> str:
+    return (re.findall(r"-?\d+", text) or [""])[-1]
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def trl_rollout(folder: pathlib.Path, say: Callable[[str], None]) -> dict[str, A
     model = folder / "hf"
     _run("-m", "slime_cli", "convert", "dist-to-hf", "--load", f"{folder}/ours/sft/checkpoints", "--save", str(model))
     job = folder / "job.json"
-    job.write_text(json.dumps(_job(profile["slime"] | phase["slime"], phase["megatron"]["lr"], str(model))))
+    job.write_text(json.dumps(job_of(profile["slime"] | phase["slime"], phase["megatron"]["lr"], str(model))))
     say("bench: rollouts of TRL")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HOME.resolve()), os.environ.get("PYTHONPATH", "")])}
     theirs = json.loads(_run("-m", "bench.peer_trl", str(job), env=environment).splitlines()[-1])
@@ -80,8 +80,8 @@ def _slime(profile: dict[str, Any], folder: pathlib.Path) -> dict[str, list[floa
     return {"seconds": [line["seconds"] for line in lines], "reward": [line["reward_mean"] for line in lines]}
 
 
-def _job(s: dict[str, Any], lr: float, model: str) -> dict[str, Any]:
-    """TRL's work: :mod:`bench.peer_trl`."""
+def job_of(s: dict[str, Any], lr: float, model: str) -> dict[str, Any]:
+    """The work of :mod:`bench.peer_trl` for a run with these options."""
     source = open_source(s["prompt_data"])
     renderer = Renderer(model, RenderOptions(apply_chat_template=True))
     rows = []

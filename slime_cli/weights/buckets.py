@@ -13,7 +13,7 @@ import torch
 
 ALIGNED = 16
 """A tensor begins at a multiple of these bytes where dtypes are mixed: a view of it in its dtype needs that."""
-_AT_ONCE = 32 << 20
+_AT_ONCE = 128 << 20
 """Bytes of tensors that wait to be copied with others: one copy of many small ones is faster."""
 Pieces = tuple[str, Sequence[torch.Tensor]]
 """A tensor's name, and what lies one under the other in it."""
@@ -82,10 +82,13 @@ class _Filling[M: Memory]:
         if begin != self.at or self.at - self._from >= _AT_ONCE:
             self._copy(begin)
         first = pieces[0]
-        rows = (sum(piece.shape[0] for piece in pieces),) if first.dim() else ()
-        self._waiting += (piece.detach().reshape(-1).view(torch.uint8) for piece in pieces)
-        self.at = begin + sum(piece.nbytes for piece in pieces)
-        self.places.append(Place(name, first.dtype, (*rows, *first.shape[1:]), begin, self.at))
+        if len(pieces) == 1:
+            shape = tuple(first.shape)
+        else:
+            shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:])
+        self._waiting += [piece.detach().reshape(-1).view(torch.uint8) for piece in pieces]
+        self.at = begin + sum([piece.nbytes for piece in pieces])
+        self.places.append(Place(name, first.dtype, shape, begin, self.at))
 
     def done(self) -> Bucket[M]:
         self._copy(self.at)

@@ -39,13 +39,13 @@ class _Copies:
     def add(self, own: torch.Tensor, begin: int, end: int) -> None:
         """``begin``, ``end``: its bytes in the buffer."""
         each = self.dtype.itemsize
-        self.own.append(own.detach())
+        self.own.append(own.detach().view(-1) if own.is_contiguous() else own.detach())
         self.sizes += [begin // each - self.size, (end - begin) // each]
         self.size = end // each
 
     def do(self, buffer: torch.Tensor) -> None:
         parts = buffer[: self.size * self.dtype.itemsize].view(self.dtype).split(self.sizes)[1::2]
-        shaped = [part.view(own.shape) for part, own in zip(parts, self.own, strict=True)]
+        shaped = [part if own.dim() == 1 else part.view(own.shape) for part, own in zip(parts, self.own, strict=True)]
         torch._foreach_copy_(self.own, shaped)  # pyright: ignore[reportPrivateImportUsage]
 
 

@@ -3,10 +3,13 @@
 Gives what :class:`slime_cli.weights.verification.Sums` gives for a version on a disk. Called by the trainer's ranks.
 """
 
-from collections.abc import Iterable, Sequence
+import functools
+import types
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from slime_cli.hardware import kernels
 from slime_cli.weights import engine_tensors, sums
 from slime_cli.weights.held import Rank
 from slime_cli.weights.shards import content
@@ -27,52 +30,79 @@ def of(
     """For each of the engine's tensors ``names`` and each rank the sums that it may have when the engine computes in
     ``dtype`` ("auto": in that of the tensors); empty where no tensor of ``named`` is known to be it. All of ``named``
     is gone through."""
-    found: dict[str, list[frozenset[str]]] = {name: [frozenset()] * len(ranks) for name in names}
+    found: dict[str, list[list[_Later]]] = {name: [[]] * len(ranks) for name in names}
     for name, parts in engine_tensors.assembled(named, names):
         found[name] = _of_ranks(parts, dtype, function, ranks)
-    return found
+    return {name: [frozenset(later() for later in rank) for rank in all_] for name, all_ in found.items()}
+
+
+_Later = Callable[[], str]
+"""A sum that is asked of a device; reading it waits for the device, so all are asked before."""
 
 
 def _of_ranks(
     parts: dict[str, torch.Tensor], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]
-) -> list[frozenset[str]]:
+) -> list[list[_Later]]:
     if any(tensor.dtype not in _FLOATS for tensor in parts.values()):
-        return [frozenset()] * len(ranks)
+        return [[]] * len(ranks)
     published = {tensor.dtype for tensor in parts.values()}
     dtypes = published if dtype == "auto" else {getattr(torch, dtype), *published}
     out = []
     for rank in ranks:
         pieces = engine_tensors.pieces(parts, rank)
-        if pieces is None:
-            out.append(frozenset())
-        else:
-            out.append(frozenset(_sum([piece.to(wanted) for piece in pieces], function) for wanted in dtypes))
+        out.append([_sum([piece.to(wanted) for piece in pieces], function) for wanted in dtypes] if pieces else [])
     return out
 
 
-def _sum(pieces: Sequence[torch.Tensor], function: type[sums.Sum]) -> str:
+def _sum(pieces: Sequence[torch.Tensor], function: type[sums.Sum]) -> _Later:
     """The sum of the pieces, one under the other."""
     if function is sums.Tiles and pieces[0].is_cuda:
         return tiles(torch.cat([piece.reshape(-1) for piece in pieces]))
     out = function()
     for piece in pieces:
         out.update(content(piece).tobytes())
-    return out.text()
+    return out.text
 
 
-def tiles(tensor: torch.Tensor) -> str:
-    """:class:`slime_cli.weights.sums.Tiles` of a tensor, computed where it is. 32-bit words wrap around as they do
-    there: torch's int32 has the same bits."""
+def tiles(tensor: torch.Tensor) -> _Later:
+    """:class:`slime_cli.weights.sums.Tiles` of a tensor, computed where it is."""
     if not tensor.numel():
-        return f"{0:016x}"
+        return lambda: f"{0:016x}"
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
     if data.numel() % 4:
         data = torch.cat([data, data.new_zeros(-data.numel() % 4)])
     words = data.view(torch.int32)
-    added = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    kernel = _kernel(words.device)
+    added = kernel.added(words, _TILE) if kernel else _added(words)
+    return lambda: f"{sums.splitmix(int(added) & sums.ALL_64):016x}"
+
+
+@functools.cache
+def _kernel(device: torch.device) -> types.ModuleType | None:
+    """:mod:`slime_cli.weights.tile_kernel` where it works."""
+    if device.type != "cuda":
+        return None
+    return kernels.attempt("sums of weights", "a Triton kernel", "plain torch", functools.partial(tried, device))
+
+
+def tried(device: torch.device) -> types.ModuleType:
+    from slime_cli.weights import tile_kernel
+
+    generator = kernels.generator(device)
+    for count in (1, _TILE, 3 * _TILE + 77):
+        words = torch.randint(-(1 << 31), 1 << 31, (count,), device=device, generator=generator).to(torch.int32)
+        if not torch.equal(tile_kernel.added(words, _TILE), _added(words)):
+            raise kernels.Wrong(f"the sum of {count} words is another one")
+    return tile_kernel
+
+
+def _added(words: torch.Tensor) -> torch.Tensor:
+    """What :func:`slime_cli.weights.tile_kernel.added` gives, in plain torch. 32-bit words wrap around as they do
+    there: torch's int32 has the same bits."""
+    added = torch.zeros((), dtype=torch.int64, device=words.device)
     for begin in range(0, words.numel(), _BLOCK):
         added += _block(words[begin : begin + _BLOCK], begin, 4 * words.numel())
-    return f"{sums.splitmix(int(added) & sums.ALL_64):016x}"
+    return added
 
 
 def _block(words: torch.Tensor, begin: int, size: int) -> torch.Tensor:

@@ -75,12 +75,7 @@ def verify(version: Version, urls: Sequence[str], expected: Expected | None = No
     expected = expected or Sums(version)
     first: list[dict[str, str]] | None = None
     proofs = []
-    for url in urls:
-        info = engine_api.get(url, "/model_info")
-        if (found := info.get("weight_version")) != version.name:
-            raise EngineError(f"{url} reports weight version {found!r}, not {version.name!r}", "sync it again")
-        answer = engine_api.require(url, "/weights_checker", {"action": "checksum"}, _CHECK_TIMEOUT).json()["ranks"]
-        server = engine_api.get(url, "/server_info")
+    for url, (info, answer, server) in zip(urls, engine_api.each(urls, lambda url: _asked(url, version.name))):
         ranks = [rank["checksums"] for rank in answer]
         shown = _compare(url, expected, answer, server, info.get("model_path") or "")
         if first is not None and ranks != first:
@@ -91,6 +86,15 @@ def verify(version: Version, urls: Sequence[str], expected: Expected | None = No
         less = "agreement" if len(urls) > 1 else "version"
         proofs.append(Proof(url, version.name, "checksum" if shown else less, sum(map(len, ranks))))
     return proofs
+
+
+def _asked(url: str, version: str) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """The engine's model, the sums of each of its ranks, and its options."""
+    info = engine_api.get(url, "/model_info")
+    if (found := info.get("weight_version")) != version:
+        raise EngineError(f"{url} reports weight version {found!r}, not {version!r}", "sync it again")
+    answer = engine_api.require(url, "/weights_checker", {"action": "checksum"}, _CHECK_TIMEOUT).json()["ranks"]
+    return info, answer, engine_api.get(url, "/server_info")
 
 
 def _compare(url: str, expected: Expected, answer: list[dict[str, Any]], server: dict[str, Any], model: str) -> bool:

@@ -1,5 +1,9 @@
 """Sums of tensors in memory are those that verification computes of the same version on a disk, and of sums.py."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -57,4 +61,30 @@ def test_tiles_of_a_tensor_are_tiles_of_its_bytes(count):
     words = np.random.default_rng(count).integers(0, 1 << 16, count, np.uint16)
     known = sums.Tiles()
     known.update(words.tobytes())
-    assert tensor_sums.tiles(torch.from_numpy(words)) == known.text()
+    assert tensor_sums.tiles(torch.from_numpy(words))() == known.text()
+
+
+KERNEL = """
+import torch
+from slime_cli.weights import tensor_sums, tile_kernel
+
+tensor_sums.tried(torch.device("cpu"))
+words = torch.arange(3 * 8192 + 77, dtype=torch.int32)
+right = tile_kernel.added(words, 8192)
+for at in (0, 8191, 8192, len(words) - 1):
+    words[at] ^= 1
+    assert tile_kernel.added(words, 8192) != right, at
+    words[at] ^= 1
+tile_kernel.added = lambda words, tile: torch.zeros((), dtype=torch.int64)
+try:
+    tensor_sums.tried(torch.device("cpu"))
+except Exception as error:
+    print(error)
+"""
+
+
+def test_the_kernel_gives_what_plain_torch_gives_and_a_wrong_one_is_found():
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, timeout=110, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the sum of 1 words is another one\n", done.stdout

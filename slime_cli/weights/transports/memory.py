@@ -5,12 +5,13 @@ the first bucket every engine is told another version, NAME with :data:`SPOILT` 
 it and its cache is flushed. Whoever looks at an engine that was left in between, or gets an answer of it, sees that.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import os
 import urllib.parse
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from slime_cli import addresses, engine_api, manifests
 from slime_cli.errors import DataError, EngineError, UsageError
@@ -60,6 +61,8 @@ class Memory:
         """What :meth:`Learner.devices` says."""
         self._session = engine_api.Session(TIMEOUT)
         self._brackets = functools.cache(_brackets)
+        self._asked: Asked | None = None
+        """What the engines of the version before were compared with."""
         self._proven: tuple[str, ...] = ()
         """The engines' own names of their tensors: for each it was shown how it is made of the trainer's."""
         self._proven_in: set[str] = set()
@@ -101,8 +104,9 @@ class Memory:
 
     def verify(self, version: Version, engines: Sequence[str]) -> list[Proof]:
         assert isinstance(version, InMemory)
-        expected = InTrainer(version)
-        proofs = verification.verify(version, engines, expected)
+        with InTrainer(version, self._asked) as expected:
+            proofs = verification.verify(version, engines, expected)
+        self._asked = expected.asked
         if all(proof.kind == "checksum" for proof in proofs) and all(map(held.is_plain, expected.names)):
             self._proven, self._proven_in = expected.names, set(engines)
         return proofs
@@ -126,25 +130,39 @@ _AGAIN = "see the engine's log; the same command resumes from the last commit an
 
 class InTrainer:
     """What the ranks of an engine would report of weights that the trainer has: summed up where they are, once for all
-    engines."""
+    engines. ``before``: what the last version was asked about; the trainer answers that of this one while engines sum
+    up theirs."""
 
     plain = True
     """Engines that repack tensors were refused."""
 
-    def __init__(self, version: InMemory) -> None:
+    def __init__(self, version: InMemory, before: Asked | None = None) -> None:
         self.name = version.name
         self.version = version
         self.names: tuple[str, ...] = ()
         """Tensors of the engine that was asked about last."""
-        self._found: dict[Asked, dict[str, list[frozenset[str]]]] = {}
+        self.asked: Asked | None = None
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "sums")
+        self._found: dict[Asked, concurrent.futures.Future[dict[str, list[frozenset[str]]]]] = {}
+        if before is not None:
+            self._ask(dataclasses.replace(before, step=version.step))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()
 
     def all(
         self, names: Sequence[str], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]
     ) -> dict[str, list[frozenset[str]]]:
         self.names = tuple(names)
-        asked = Asked(self.names, dtype, function.__name__, tuple(ranks), self.version.step)
+        self.asked = Asked(self.names, dtype, function.__name__, tuple(ranks), self.version.step)
+        return self._ask(self.asked).result()
+
+    def _ask(self, asked: Asked) -> concurrent.futures.Future[dict[str, list[frozenset[str]]]]:
         if asked not in self._found:
-            self._found[asked] = self.version.learner.sums(asked)
+            self._found[asked] = self._pool.submit(self.version.learner.sums, asked)
         return self._found[asked]
 
 
