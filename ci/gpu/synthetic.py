@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 import common
 
@@ -32,7 +33,7 @@ SHARE = 0.95
 """DESIGN's budget: tokens a second of a rollout ÷ the same load straight at the engine."""
 
 
-def serve(folder: pathlib.Path) -> tuple["subprocess.Popen[bytes]", dict]:
+def serve(folder: pathlib.Path) -> tuple["subprocess.Popen[bytes]", dict[str, Any]]:
     """``slime serve-rollout`` until its endpoint is there."""
     run = folder / "serve"
     started = time.monotonic()
@@ -47,7 +48,7 @@ def serve(folder: pathlib.Path) -> tuple["subprocess.Popen[bytes]", dict]:
     return process, json.loads((run / "endpoint.json").read_text())
 
 
-def run(folder: pathlib.Path, name: str, endpoint: str, words: list[str], rollouts: int) -> dict[str, float]:
+def run(folder: pathlib.Path, name: str, endpoint: str, words: list[str], rollouts: int) -> dict[str, Any]:
     """One run of the profile; what its rollouts after the first took."""
     path = folder / name
     model = str(folder / "serve" / "model")
@@ -58,19 +59,20 @@ def run(folder: pathlib.Path, name: str, endpoint: str, words: list[str], rollou
     phase = lines[-1]["phase"]
     later = range(1, rollouts)
     parts = common.steps(path, phase, later)
+    by_rollout = [common.steps(path, phase, [rollout]) for rollout in later]  # those with a checkpoint take longer
     counted = [common.samples(path, phase, rollout) for rollout in later]
     trained = statistics.median(sum(tokens) for tokens, _ in counted)
     answered = statistics.median(sum(answers) for _, answers in counted)
     peak = next((flops for gpu, flops in common.PEAK.items() if common.machine().startswith(gpu)), float("nan"))
     generate = parts["wait_for_batch"]
-    found = {
+    found: dict[str, Any] = {
         "generate_tokens_per_s": answered / generate,
         "train_tokens_per_s": trained / parts["train"],
         "mfu": 6 * PARAMETERS * trained / parts["train"] / peak,
         "mfu_forward_backward": 6 * PARAMETERS * trained / parts["train: forward_backward"] / peak
         if "train: forward_backward" in parts
         else float("nan"),
-        "other_share": 1 - (generate + parts["train"]) / parts["step"],
+        "other_shares": [1 - (each["wait_for_batch"] + each["train"]) / each["step"] for each in by_rollout],
     }
     longest = max(length for tokens, _ in counted for length in tokens)
     common.say("step", run=name, samples=len(counted[0][0]), longest=longest, trained_tokens=trained, **parts)
