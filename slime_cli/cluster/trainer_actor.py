@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from slime_cli.training.network.residence import Residence
     from slime_cli.training.trainer import Trainer
     from slime_cli.weights.sending import Sender
+    from slime_cli.weights.tensor_sums import Summing
 
 WEIGHTS = ("weights",)
 
@@ -70,6 +71,8 @@ class TrainerRank:
         self.saving_to = run_dir
         self.published = Base()
         self.sender: Sender | None = None
+        self.summed: tuple[Asked, Summing] | None = None
+        """Sums of the tensors that were sent last."""
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 waits for the others."""
@@ -273,16 +276,29 @@ class TrainerRank:
         with self.tracer.span("send"):
             self.sender = self.sender or Sender(self.rank, self._torch_device())
             parameters = (p.nbytes for module in self.trainer.policy.model for p in module.parameters())
-            return self.sender.send(self._present(how.step), how, 2 * self.world_size * sum(parameters))
+            named = self._present(how.step)
+            if how.asked is not None:
+                self.summed = how.asked, self._summing(how.asked)
+                named = self.summed[1].through(named)
+            return self.sender.send(named, how, 2 * self.world_size * sum(parameters))
 
     def sums(self, asked: Asked) -> dict[str, list[frozenset[str]]]:
-        """This rank's share of the sums; all ranks gather."""
-        from slime_cli.weights import sums, tensor_sums
-
+        """This rank's share of the sums; all ranks gather. Those of the tensors that were just sent are there."""
         with self.tracer.span("sums"):
-            names = asked.names[self.rank :: self.world_size]
-            function = sums.NAMES[asked.function]
-            return tensor_sums.of(self._present(asked.step), names, asked.dtype, function, asked.ranks)
+            known, self.summed = self.summed, None
+            if known is not None and known[0] == asked:
+                return known[1].result()
+            summing = self._summing(asked)
+            for _ in summing.through(self._present(asked.step)):
+                pass
+            return summing.result()
+
+    def _summing(self, asked: Asked) -> "Summing":
+        from slime_cli.weights import sums
+        from slime_cli.weights.tensor_sums import Summing
+
+        names = asked.names[self.rank :: self.world_size]
+        return Summing(names, asked.dtype, sums.NAMES[asked.function], asked.ranks)
 
     def part(self) -> None:
         """Leaves the group with engines. Rank 0 alone is asked."""

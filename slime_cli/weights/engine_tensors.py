@@ -15,22 +15,33 @@ Parts = dict[str, torch.Tensor]
 """By their HF names, in the order in which they lie one under the other."""
 
 
-def assembled(named: Iterable[tuple[str, torch.Tensor]], names: Sequence[str]) -> Iterator[tuple[str, Parts]]:
-    """Each of the engine's tensors ``names`` with its parts, as soon as all are there. All of ``named`` is gone
-    through."""
-    wanting: dict[str, list[str]] = {}
-    for name in names:
-        for part in held.parts_of(name):
-            wanting.setdefault(part, []).append(name)
-    come: dict[str, Parts] = {}
-    for part, tensor in named:
-        for name in wanting.get(part, ()):
-            parts = come.setdefault(name, {})
+class Assembly:
+    """The engine's tensors ``names``, from parts that come one by one."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._wanting: dict[str, list[str]] = {}
+        self._come: dict[str, Parts] = {}
+        for name in names:
+            for part in held.parts_of(name):
+                self._wanting.setdefault(part, []).append(name)
+
+    def add(self, part: str, tensor: torch.Tensor) -> Iterator[tuple[str, Parts]]:
+        """Those that have all their parts now, with these."""
+        for name in self._wanting.get(part, ()):
+            parts = self._come.setdefault(name, {})
             parts[part] = tensor
             wanted = held.parts_of(name)
             if len(parts) == len(wanted):
                 yield name, {each: parts[each] for each in wanted}
-                del come[name]
+                del self._come[name]
+
+
+def assembled(named: Iterable[tuple[str, torch.Tensor]], names: Sequence[str]) -> Iterator[tuple[str, Parts]]:
+    """Each of the engine's tensors ``names`` with its parts, as soon as all are there. All of ``named`` is gone
+    through."""
+    assembly = Assembly(names)
+    for part, tensor in named:
+        yield from assembly.add(part, tensor)
 
 
 def pieces(parts: Mapping[str, torch.Tensor], rank: Rank) -> list[torch.Tensor] | None:

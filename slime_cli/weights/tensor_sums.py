@@ -5,7 +5,7 @@ Gives what :class:`slime_cli.weights.verification.Sums` gives for a version on a
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -20,24 +20,43 @@ _BLOCK = 512 * _TILE
 """Words that are mixed at a time: what is made of them is a few times as large."""
 
 
-def of(
-    named: Iterable[tuple[str, torch.Tensor]],
-    names: Sequence[str],
-    dtype: str,
-    function: type[sums.Sum],
-    ranks: Sequence[Rank],
-) -> dict[str, list[frozenset[str]]]:
-    """For each of the engine's tensors ``names`` and each rank the sums that it may have when the engine computes in
-    ``dtype`` ("auto": in that of the tensors); empty where no tensor of ``named`` is known to be it. All of ``named``
-    is gone through."""
-    found: dict[str, list[list[_Later]]] = {name: [[]] * len(ranks) for name in names}
-    for name, parts in engine_tensors.assembled(named, names):
-        found[name] = _of_ranks(parts, dtype, function, ranks)
-    return {name: [frozenset(later() for later in rank) for rank in all_] for name, all_ in found.items()}
-
-
+Named = Iterable[tuple[str, torch.Tensor]]
 _Later = Callable[[], str]
 """A sum that is asked of a device; reading it waits for the device, so all are asked before."""
+
+
+class Summing:
+    """Sums of the engine's tensors ``names``, from the model's as they come. ``dtype``: what the engine computes in;
+    "auto" for that of the tensors. ``ranks``: those that share the engine's model."""
+
+    def __init__(self, names: Sequence[str], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]) -> None:
+        self.dtype = dtype
+        self.function = function
+        self.ranks = ranks
+        self._assembly = engine_tensors.Assembly(names)
+        self._found: dict[str, list[list[_Later]]] = {name: [[]] * len(ranks) for name in names}
+
+    def through(self, named: Named) -> Iterator[tuple[str, torch.Tensor]]:
+        """``named`` as it is; each is summed up on its way."""
+        for part, tensor in named:
+            for name, parts in self._assembly.add(part, tensor):
+                self._found[name] = _of_ranks(parts, self.dtype, self.function, self.ranks)
+            yield part, tensor
+
+    def result(self) -> dict[str, list[frozenset[str]]]:
+        """For each of ``names`` and each rank the sums that it may have; empty where no tensor that came is known to be
+        it."""
+        return {name: [frozenset(later() for later in rank) for rank in ranks] for name, ranks in self._found.items()}
+
+
+def of(
+    named: Named, names: Sequence[str], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]
+) -> dict[str, list[frozenset[str]]]:
+    """What a :class:`Summing` finds. All of ``named`` is gone through."""
+    summing = Summing(names, dtype, function, ranks)
+    for _ in summing.through(named):
+        pass
+    return summing.result()
 
 
 def _of_ranks(

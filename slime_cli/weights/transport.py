@@ -54,20 +54,6 @@ class Receiver:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sending:
-    """How the ranks send the weights that they have."""
-
-    way: Literal["ipc", "nccl"]
-    receivers: tuple[Receiver, ...]
-    step: int
-    """The optimizer step that the weights must be those of."""
-    buffer: int = BUFFER
-    tensors: tuple[str, ...] = ()
-    """All tensors of engines of one rank, by their own names: where these were proven, engines get them as they keep
-    them. Empty: they get the model's, and look for the place of each."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Asked:
     """Which sums of the present weights the ranks compute."""
 
@@ -79,6 +65,22 @@ class Asked:
     ranks: tuple[Rank, ...]
     """Those that share the engine's model."""
     step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sending:
+    """How the ranks send the weights that they have."""
+
+    way: Literal["ipc", "nccl"]
+    receivers: tuple[Receiver, ...]
+    step: int
+    """The optimizer step that the weights must be those of."""
+    buffer: int = BUFFER
+    tensors: tuple[str, ...] = ()
+    """All tensors of engines of one rank, by their own names: where these were proven, engines get them as they keep
+    them. Empty: they get the model's, and look for the place of each."""
+    asked: Asked | None = None
+    """Sums that will be asked for next: ranks on GPUs compute them of the tensors that they send."""
 
 
 class Part(msgspec.Struct, frozen=True):

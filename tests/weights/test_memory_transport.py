@@ -6,6 +6,7 @@
 4. Engines that cannot take weights from memory are refused before anything is changed.
 """
 
+import dataclasses
 import json
 import time
 
@@ -293,4 +294,20 @@ def test_tensors_of_which_the_bytes_alone_may_agree_are_left_to_the_engine(learn
         (shown,) = sync(transport, learner, [engine])
         assert shown.kind == "checksum"
     assert engine.formats == ["flattened_bucket"] * 2
+    engine.end()
+
+
+def test_what_gpus_will_be_asked_is_said_with_the_weights(learner):
+    engine = MemoryEngine(weights())
+    transport = Memory("ipc")
+    sync(transport, learner, [engine])
+    asked = transport._asked
+    assert asked is not None and asked.function == "Sha" and set(asked.names) == set(learner.weights)
+    learner.step = 4
+    sync(transport, learner, [engine])
+    assert learner.sendings[-1].asked is None, "a processor has enough to do with sending"
+    transport._asked = dataclasses.replace(asked, function="Tiles")
+    learner.step = 5
+    transport.send(transport.write(learner, 5), [engine.url], flush=True)
+    assert learner.sendings[-1].asked == dataclasses.replace(asked, function="Tiles", step=5)
     engine.end()

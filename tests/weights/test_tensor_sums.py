@@ -88,3 +88,12 @@ def test_the_kernel_gives_what_plain_torch_gives_and_a_wrong_one_is_found():
     done = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, timeout=110, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the sum of 1 words is another one\n", done.stdout
+
+
+def test_tensors_that_pass_through_are_summed_up_and_stay_as_they_are():
+    torch.manual_seed(0)
+    weights = {name: torch.randn(shape) for name, shape in WEIGHTS.items()}
+    summing = tensor_sums.Summing(NAMES, "bfloat16", sums.Tiles, [Rank()])
+    passed = dict(summing.through(iter(weights.items())))
+    assert list(passed) == list(weights) and all(passed[name] is tensor for name, tensor in weights.items())
+    assert summing.result() == tensor_sums.of(weights.items(), NAMES, "bfloat16", sums.Tiles, [Rank()])

@@ -82,7 +82,8 @@ class Memory:
         alone = self.way == "ipc" and all(receiver.ranks == 1 for receiver in receivers)
         tensors = self._proven if alone and set(engines) <= self._proven_in else ()
         self._proven_in = set()
-        failed = version.learner.send(Sending(self.way, tuple(receivers), version.step, self.buffer, tensors))
+        how = Sending(self.way, tuple(receivers), version.step, self.buffer, tensors, self._soon(version))
+        failed = version.learner.send(how)
 
         def end(url: str) -> None:
             if url in failed:
@@ -94,6 +95,13 @@ class Memory:
             self._name(url, version.name)
 
         engine_api.each(engines, end)
+
+    def _soon(self, version: Version) -> Asked | None:
+        """What :meth:`verify` is going to ask, where GPUs can sum up beside sending; on processors it takes longer than
+        that, and engines do the same meanwhile."""
+        if self._asked is None or self._asked.function != sums.Tiles.__name__:
+            return None
+        return dataclasses.replace(self._asked, step=version.manifest.training_step)
 
     def _name(self, url: str, version: str) -> None:
         body = {"new_version": version, "abort_all_requests": False}
