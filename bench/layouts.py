@@ -6,14 +6,12 @@ JSON line a row, appended as it ends; a row that is there is not run again (dele
 an error where a row is off by more than :data:`BOUND`. Also known here, to tests and page: which rows there are.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -194,9 +192,7 @@ def run(folder: pathlib.Path, wanted: Sequence[Case], gpus: bool = False, until:
     command = [sys.executable, str(WORKER), str(folder), *todo]
     with (
         open(folder / "log", "a") as log,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True, start_new_session=True
-        ) as worker,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True) as worker,
     ):
         try:
             for line in worker.stdout or ():
@@ -204,11 +200,12 @@ def run(folder: pathlib.Path, wanted: Sequence[Case], gpus: bool = False, until:
                 if (ended := re.fullmatch(r"(\S+): ([\d.]+) s", line.strip())) and (case := of_jobs.get(ended[1])):
                     yield case.row(left(folder, case.job), left(folder, case.alone), float(ended[2]))
                 if time.monotonic() > until:
+                    worker.kill()
                     return
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # its ranks, and helpers that Megatron's writer leaves
-                os.killpg(worker.pid, signal.SIGKILL)
-    if worker.returncode not in (0, -signal.SIGKILL):
+        except BaseException:  # Ctrl-C, or the caller has enough
+            worker.kill()  # its ranks die with it
+            raise
+    if worker.returncode:
         sys.exit(f"the worker ended with code {worker.returncode}: see {folder / 'log'}")
 
 

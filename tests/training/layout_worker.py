@@ -18,6 +18,7 @@ import traceback
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[2])]
 
 from slime_cli.hardware import device as hardware  # noqa: E402
+from slime_cli.processes import die_with_parent  # noqa: E402
 
 DEVICE = hardware.prepare_trainer()
 
@@ -108,6 +109,7 @@ def in_layout(folder: pathlib.Path, job: str, layout: str, rank: int) -> dict:
 
 def child(folder: pathlib.Path, job: str, rank: int) -> None:
     """Never returns: a forked child must not run its parent's clean-up."""
+    die_with_parent()
     code = 1
     try:
         if job == "make":
