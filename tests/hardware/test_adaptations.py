@@ -36,10 +36,11 @@ OURS = {
 """Files that change Python's own tables, not a library's."""
 READS = {
     "_asdict": "public, of named tuples",
+    "_foreach_copy_": "torch has no other call that copies many tensors at once, and its own optimizers use it",
     "_actions": "argparse has no other list of a parser's options",
     "_non_persistent_buffers_set": "torch has no other way to tell such buffers from those of a checkpoint",
 }
-"""Private names that are read, and nothing is changed."""
+"""Private names that are read or called, and nothing is changed."""
 
 
 # -- finding adaptations -----------------------------------------------------------------------------------------------
