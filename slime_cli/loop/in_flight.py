@@ -27,6 +27,7 @@ async def interrupted(
         if policy == "pause":
             try:
                 await to_its_end(lambda: control.pause(urls(), "retract"))
+                await client.quiet()
                 yield
             finally:
                 await asyncio.to_thread(lambda: control.resume(urls()))

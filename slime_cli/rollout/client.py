@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import enum
 import json
+import time
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -23,6 +24,8 @@ from slime_cli.rollout.concurrent import side_by_side
 from slime_cli.rollout.watch import Watch
 
 RETRIES = 20
+QUIET = 0.3
+"""Seconds without a piece of an answer, after which none is on its way from an engine that stands still."""
 
 _in_call: contextvars.ContextVar[bool] = contextvars.ContextVar("in_call", default=False)
 """True inside a call of a user's generate function."""
@@ -110,6 +113,8 @@ class RouterClient:
         self.engines: Callable[[], list[str]] | None = None
         """Set, requests go to the engines themselves: the router passes on the fields that it knows (0.3.2), and
         ``return_routed_experts`` and ``lora_path`` are not among them."""
+        self._heard = 0.0
+        """When the last piece of an answer came, by the monotonic clock."""
         self.adapter: str | None = None
         """The LoRA adapter that every request asks for (:func:`slime_cli.manifests.layout.adapter_name`)."""
         self._engines: list[str] | None = None
@@ -153,6 +158,13 @@ class RouterClient:
         self.aborts += 1
         self._admission.tell()
         await asyncio.to_thread(self._abort)
+
+    async def quiet(self) -> None:
+        """Waits until no piece of an answer has come for :data:`QUIET` seconds. Engines that stand still have sent
+        pieces which are still on their way through SGLang's processes, and get the version's name where they arrive."""
+        began = time.monotonic()
+        while self._requests and (left := max(began, self._heard) + QUIET - time.monotonic()) > 0:
+            await asyncio.sleep(left)
 
     async def idle(self, what: Hold) -> None:
         """Waits until nothing of the kind that ``what`` holds is in flight."""
@@ -219,6 +231,7 @@ class RouterClient:
             pieces: list[dict[str, Any]] = []
             done = 0
             async for line in answer.content:
+                self._heard = time.monotonic()
                 if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
                     piece = json.loads(data)
                     if "error" in piece:

@@ -28,7 +28,8 @@ that time."""
 
 
 def pause(urls: Sequence[str], mode: Mode = "in_place") -> None:
-    """Returns when every engine stands still: none of them generates a token before :func:`resume`."""
+    """Returns when every engine stands still: none of them generates a token before :func:`resume`. Tokens may still be
+    on their way through its processes; they get the name of the weights where they arrive."""
 
     def one(url: str) -> None:
         engine_api.require(url, "/pause_generation", {"mode": mode}, TIMEOUT)

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from slime_cli.errors import EngineError
 from slime_cli.manifests import layout
+from slime_cli.rollout import client as client_module
 from slime_cli.rollout.client import EndedError, Hold, RouterClient, ending
 
 
@@ -235,6 +236,31 @@ async def test_a_streamed_answer_comes_in_pieces_of_their_own_tokens(incremental
     for piece in pieces:
         assert [entry[1] for entry in piece["meta_info"]["output_token_logprobs"]] == piece["output_ids"]
     assert [piece["meta_info"]["weight_version"] for piece in pieces] == ["v1", "v1", "v2"]
+
+
+async def test_quiet_waits_for_pieces_that_are_on_their_way(monkeypatch):
+    async def generate(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in chunks(True)[:-1]:
+            await response.write(b"data: " + json.dumps(piece).encode() + b"\n\n")
+            sent.append(1)
+            await asyncio.sleep(0.1)
+        await go.wait()
+        await response.write(b"data: " + json.dumps(chunks(True)[-1]).encode() + b"\n\n")
+        return response
+
+    monkeypatch.setattr(client_module, "QUIET", 0.5)
+    sent, go = [], asyncio.Event()
+    async with served(generate, streams=True) as (client, _):
+        await asyncio.wait_for(client.quiet(), 0.2)  # nothing is in flight
+        task = asyncio.create_task(client.stream({}))
+        while not sent:
+            await asyncio.sleep(0.01)
+        await client.quiet()
+        assert len(sent) == 2 and not task.done(), "both pieces came, and the third only when the engine continues"
+        go.set()
+        assert len(await task) == 3
 
 
 async def test_a_stream_that_breaks_off_is_asked_for_again(monkeypatch):

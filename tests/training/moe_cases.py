@@ -3,6 +3,7 @@
 
 import dataclasses
 import pathlib
+from unittest import mock
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ import transformers
 from layout_cases import GRPO, PLAIN, RECOMPUTE, REWARD_KL, SMALL, VOCABULARY, Session, global_batch
 from layout_launch import IN_DENSE_LAYOUTS, IN_LAYOUTS_OF_EXPERTS, OF_EXPERTS
 from slime_cli.buffer.columns import TrainBatch
+from slime_cli.training.batching import packing
 from slime_cli.training.network import routing
 from slime_cli.training.settings import Settings
 from slime_cli.training.trainer import Trainer
@@ -155,7 +157,7 @@ def replay(session: Session) -> dict[str, float]:
 
 def balance(session: Session) -> dict[str, float]:
     """Gradient norms of a step whose rewards teach nothing: the load-balancing loss alone moves it, in either way of
-    averaging."""
+    averaging. On one rank also with the batch split as it is for two: that loss is of each part by itself."""
     batch = dataclasses.replace(global_batch(), rewards_N=np.zeros(len(global_batch())))
     flags = ["--moe-aux-loss-coeff", "0.01", "--moe-z-loss-coeff", "0.001"]
     settings = Settings(max_tokens=1024)
@@ -163,4 +165,9 @@ def balance(session: Session) -> dict[str, float]:
     for name, more in (("by_sample", []), ("by_token", ["--calculate-per-token-loss"])):
         metrics = session.trainer("moe", settings, flags + more).train(batch)
         found[name] = metrics and metrics["grad_norm"]
+    if session.world_size == 1:
+        whole = packing.schedule
+        with mock.patch.object(packing, "schedule", lambda *given, **by: whole(*given, **by | {"multiple": 2})):
+            metrics = session.trainer("moe", settings, flags).train(batch)
+        found["in_two"] = metrics and metrics["grad_norm"]
     return found

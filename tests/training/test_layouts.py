@@ -160,15 +160,15 @@ def test_tokens_go_to_the_experts_that_the_engine_chose():
 @pytest.mark.parametrize("layout", [*layout_launch.LAYOUTS, *layout_launch.OF_EXPERTS])
 def test_load_balancing_weighs_the_same_whether_samples_or_tokens_are_averaged(layout):
     """Data-parallel ranks and micro-batches weigh alike in one way and by their tokens in the other; padding counts in
-    the other alone."""
+    the other alone. Where the batch is in two parts, so it is in the one process that they are compared with."""
     (alone,) = layout_launch.ranks("single")
-    ranks_differ = layout.startswith(("dp2", "ep2", "pp2_ep2", "vpp2"))
+    in_two = layout.startswith(("dp2", "ep2", "pp2_ep2", "vpp2"))
+    want = alone["balance"]["in_two" if in_two else "by_sample"]
+    assert abs(alone["balance"]["in_two"] / alone["balance"]["by_sample"] - 1) > 0.05, "how it is split matters"
     for rank in layout_launch.ranks(layout):
         if rank["balance"]["by_sample"] is not None:
-            for way, tolerance in (("by_sample", 2e-3), ("by_token", 0.02)):
-                assert rank["balance"][way] == pytest.approx(
-                    alone["balance"]["by_sample"], rel=0.05 if ranks_differ else tolerance
-                )
+            assert rank["balance"]["by_sample"] == pytest.approx(want, rel=1e-6 if in_two else 2e-3)
+            assert rank["balance"]["by_token"] == pytest.approx(want, rel=0.02)
 
 
 @pytest.mark.parametrize(
