@@ -29,7 +29,7 @@ schedules: setup
 matrix: setup
 	@.venv/bin/python -m bench.matrix
 
-# Layouts of four and eight ranks against one process: a quarter of an hour on 2 cores.
+# Layouts of four and eight ranks against one process: half an hour on 2 cores.
 layouts: setup
 	@.venv/bin/python -m bench.layouts
 

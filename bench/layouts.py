@@ -64,14 +64,14 @@ MORE = {
     "pp2_ep4": (8, [*PIPELINE, *EXPERT_4]),
     "pp4_ep2": (8, [*OF_FOUR["pp4"], *EXPERT_2]),
 }
-"""What else runs combine; ``make test`` leaves out all but ``tp2_etp2_ep2``."""
+"""Further combinations that runs use; ``make test`` runs ``tp2_etp2_ep2`` alone of them."""
 LAYOUTS = {
     name: (ranks, flags) for ranks, some in ((2, OF_TWO), (4, OF_FOUR), (8, OF_EIGHT)) for name, flags in some.items()
 } | MORE
 """Name -> (ranks, flags)."""
 MODELS = ("dense", "experts", "latent")
 COMPARED = ("loss", "grad_norm", "value_loss", "critic_grad_norm")
-"""Of each rollout's metrics; the last two are ppo's."""
+"""Metrics of each rollout that are compared; ppo alone has the last two."""
 RESUMED = (
     ("tp4", "pp4", "dense", "grpo"),
     ("ep4", "tp2_ep2_pp2", "experts", "ppo"),
@@ -170,7 +170,7 @@ def read(path: pathlib.Path = MEASURED) -> list[Row]:
 
 
 def left(folder: pathlib.Path, job: str) -> list[dict[str, Any]]:
-    """What each rank of a job left; nothing where the job did not run, or failed."""
+    """The result of each rank of a job; empty where the job did not run, or failed."""
     if (folder / f"{job}.failed").exists():
         return []
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{job}.[0-9].json"))]

@@ -29,7 +29,7 @@ def _cell(row: layouts.Row) -> str:
 
 
 def split(page: str) -> tuple[str, str, str]:
-    """What is before the table, the table, and what is behind it."""
+    """The page before the table, the table, and the page behind it."""
     before, _, rest = page.partition(BEGIN)
     table, _, after = rest.partition(END)
     return before + BEGIN, table, END + after

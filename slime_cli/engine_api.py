@@ -17,7 +17,7 @@ from slime_cli.errors import EngineError, together
 
 T = TypeVar("T")
 LOADER = "slime_cli.weights.loading.load"
-"""What engines that slime starts load buckets of shared memory with; SGLang's ``--custom-weight-loader``."""
+"""The function by which engines that slime starts load buckets of shared memory (``--custom-weight-loader``)."""
 _SPELLED = {"half": "float16", "float": "float32", "": "auto"}
 _FLUSH_AGAIN = 0.2
 """Seconds."""

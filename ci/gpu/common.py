@@ -51,17 +51,21 @@ def _short(value: Any) -> Any:
 
 def machine() -> str:
     """The first GPU's name."""
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    return _names()[0]
 
 
 def gpus() -> int:
     """How many there are; 0 where there is no driver."""
     try:
-        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        return len(subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines())
+        return len(_names())
     except (OSError, subprocess.CalledProcessError):
         return 0
+
+
+def _names() -> list[str]:
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line.strip() for line in lines]
 
 
 class Memory:

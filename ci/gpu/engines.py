@@ -14,13 +14,9 @@ import sys
 import time
 
 from bench.syncs import serving
-from ci.gpu import common
+from ci.gpu import common, shapes
 
-MODEL = (
-    "tiny:qwen3?hidden_size=2560&intermediate_size=9728&num_hidden_layers=36&num_attention_heads=32&num_key_value_heads=8"
-    "&head_dim=128&rope_theta=1000000&initializer_range=0.02&max_position_embeddings=40960&vocab_size=151936"
-)
-"""The 4B shape of Qwen3, random weights."""
+MODEL = shapes.tiny(shapes.QWEN3_4B)
 SMALL = "tiny:qwen3?num_hidden_layers=2&hidden_size=64&intermediate_size=128&head_dim=16"
 REQUESTS, LENGTH = 256, 512
 """An engine's."""

@@ -22,19 +22,9 @@ from typing import Any
 import numpy as np
 
 from bench import layouts
-from ci.gpu import common, step
+from ci.gpu import common, shapes, step
 from slime_cli.addresses import free_port
 
-SHAPE = dict(
-    hidden_size=2560,
-    intermediate_size=9728,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-)
-"""Qwen3-4B."""
 SMALL = step.SMALL | {"num_hidden_layers": 4}
 SAMPLES, LENGTH = 256, 612
 TIMES = 3
@@ -123,7 +113,7 @@ def speed(folder: pathlib.Path, world: int, small: bool, end: float) -> bool:
     """``speed`` lines; whether all layouts ran."""
     import torch
 
-    shape = SMALL if small else SHAPE
+    shape = SMALL if small else shapes.QWEN3_4B
     step.checkpoint(folder, shape)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -17,7 +17,7 @@ import time
 from ci.gpu import common
 
 SHARES = {"layouts": 0.45, "engines": 0.25, "loops": 0.3}
-"""Of the time; what one leaves goes to those behind it."""
+"""The share of the time that each check has; the time that one leaves goes to the next ones."""
 GRACE = 15.0
 """Seconds that a check has to end in order; within its share."""
 

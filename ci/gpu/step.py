@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.step import bare_step
+from ci.gpu import shapes
 from slime_cli.buffer.columns import TrainBatch
 from slime_cli.tracing.spans import Tracer
 
@@ -34,15 +35,7 @@ if TYPE_CHECKING:
     from slime_cli.training.trainer import Trainer
 
 FLOPS = 990e12
-SHAPE = dict(
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_hidden_layers=28,
-    num_attention_heads=16,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-)
+SHAPE = shapes.QWEN3_06B
 SMALL = dict(
     hidden_size=64,
     intermediate_size=128,
@@ -144,7 +137,7 @@ class Bench:
 
 
 def parameters(c: dict[str, Any]) -> int:
-    """Of a tied Qwen3 of this shape, norms left out."""
+    """The parameters of a tied Qwen3 of this shape, without its norms."""
     heads, groups, width = (c[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     layer = c["hidden_size"] * (2 * heads * width + 2 * groups * width + 3 * c["intermediate_size"])
     return c["num_hidden_layers"] * layer + c["vocab_size"] * c["hidden_size"]

@@ -24,16 +24,12 @@ from typing import Any
 import torch
 
 from bench.syncs import Learner, serving, weights
-from ci.gpu import common
+from ci.gpu import common, shapes
 from slime_cli import engine_api
 from slime_cli.errors import EngineError
 from slime_cli.weights.transport import Sending
 from slime_cli.weights.transports import memory
 
-SHAPE = (
-    "tiny:qwen3?hidden_size=1024&intermediate_size=3072&num_hidden_layers=28&num_attention_heads=16&num_key_value_heads=8"
-    "&head_dim=128&rope_theta=1000000&initializer_range=0.02&max_position_embeddings=40960&vocab_size=151936"
-)
 SMALL = "tiny:qwen3?num_hidden_layers=28&hidden_size=64&intermediate_size=128&head_dim=16"
 MIB = (64, 512, 4096)
 """Bucket sizes; the last holds the whole model."""
@@ -186,7 +182,7 @@ def main() -> int:
         else []
     )
     started = time.monotonic()
-    with serving(folder, SMALL if args.small else SHAPE, words) as (url, model):
+    with serving(folder, SMALL if args.small else shapes.tiny(shapes.QWEN3_06B), words) as (url, model):
         common.say("serve-rollout", seconds=time.monotonic() - started)
         learner = Learner(weights(model, device), device)
         machine = common.machine() if device.type == "cuda" else "cpu"

@@ -18,11 +18,9 @@ import time
 from typing import Any
 
 import common
+import shapes
 
-MODEL = (
-    "tiny:qwen3?hidden_size=1024&intermediate_size=3072&num_hidden_layers=28&num_attention_heads=16&num_key_value_heads=8"
-    "&head_dim=128&rope_theta=1000000&initializer_range=0.02&max_position_embeddings=40960&vocab_size=151936"
-)
+MODEL = shapes.tiny(shapes.QWEN3_06B)
 STOPS = [str(token) for token in range(1000, 151_000, 500)]
 """Ending on one of these 300 tokens of 151,936, answers of a model with random weights have geometric lengths."""
 ENGINE = ["--sglang-mem-fraction-static", "0.4"]

@@ -288,10 +288,7 @@ class TrainerRank:
             known, self.summed = self.summed, None
             if known is not None and known[0] == asked:
                 return known[1].result()
-            summing = self._summing(asked)
-            for _ in summing.through(self._present(asked.step)):
-                pass
-            return summing.result()
+            return self._summing(asked).all(self._present(asked.step))
 
     def _summing(self, asked: Asked) -> "Summing":
         from slime_cli.weights import sums

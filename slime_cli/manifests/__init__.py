@@ -98,7 +98,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag_field="schema", tag="slime.che
     files: dict[str, int] = {}
     """Bytes of each file beside the manifest, so that one cut short or lost is noticed; empty where nobody counted."""
     adapter: Adapter | None = None
-    """What the weights are where they are a LoRA adapter's alone, over those of ``source``."""
+    """The LoRA adapter that the checkpoint holds, over the weights of ``source``; None: it holds whole weights."""
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):

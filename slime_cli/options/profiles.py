@@ -85,7 +85,7 @@ def load(name: str) -> Profile:
 
 
 def _on_a_cpu(maps: Any, where: str) -> Layer:
-    """What a profile's ``cpu:`` gives on this machine: nothing where it has a GPU. It is checked on both."""
+    """The options under a profile's ``cpu:``; none on a machine with a GPU. They are checked on both."""
     if characters.absent(maps):
         return {}
     _check_keys(maps, SECTIONS, where)

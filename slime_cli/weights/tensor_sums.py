@@ -43,6 +43,12 @@ class Summing:
                 self._found[name] = _of_ranks(parts, self.dtype, self.function, self.ranks)
             yield part, tensor
 
+    def all(self, named: Named) -> dict[str, list[frozenset[str]]]:
+        """:meth:`result` of ``named``, which are all there are."""
+        for _ in self.through(named):
+            pass
+        return self.result()
+
     def result(self) -> dict[str, list[frozenset[str]]]:
         """For each of ``names`` and each rank the sums that it may have; empty where no tensor that came is known to be
         it."""
@@ -53,10 +59,7 @@ def of(
     named: Named, names: Sequence[str], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]
 ) -> dict[str, list[frozenset[str]]]:
     """What a :class:`Summing` finds. All of ``named`` is gone through."""
-    summing = Summing(names, dtype, function, ranks)
-    for _ in summing.through(named):
-        pass
-    return summing.result()
+    return Summing(names, dtype, function, ranks).all(named)
 
 
 def _of_ranks(

@@ -7,8 +7,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -18,14 +16,9 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def gaps():
     """By case, as a process with the CPU engine's environment finds them."""
-    from slime_cli import processes
-    from slime_cli.hardware import device as hardware
+    from tests import cpu_engine
 
-    environment = hardware.engine_environment(processes.environment())
-    command = [sys.executable, __file__]
-    made = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert made.returncode == 0, made.stderr[-4000:]
-    return json.loads(made.stdout.splitlines()[-1])
+    return cpu_engine.found(__file__)
 
 
 CASES = {

@@ -6,8 +6,6 @@
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -17,14 +15,9 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def found():
     """What a process with the CPU engine's environment finds."""
-    from slime_cli import processes
-    from slime_cli.hardware import device as hardware
+    from tests import cpu_engine
 
-    environment = hardware.engine_environment(processes.environment())
-    command = [sys.executable, __file__]
-    made = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert made.returncode == 0, made.stderr[-4000:]
-    return json.loads(made.stdout.splitlines()[-1])
+    return cpu_engine.found(__file__)
 
 
 def test_what_is_asked_for_in_pinned_memory_comes_unpinned(found):

@@ -1,4 +1,4 @@
-"""What does not go together with LoRA adapters."""
+"""Checks of LoRA adapters, and of the options that exclude them."""
 
 from collections.abc import Iterator
 
@@ -43,7 +43,7 @@ def together(r: Resolved) -> Iterator[Problem]:
 
 
 def by_name(r: Resolved) -> Iterator[Problem]:
-    """What engines that get adapters alone can't do."""
+    """Options that exclude engines which get adapters alone."""
     s = r.slime
     if s.lora_rank is None or s.lora_sync != "adapter" or not s.generates:
         return

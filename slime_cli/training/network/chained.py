@@ -16,7 +16,7 @@ State = dict[Any, Any]
 
 
 class AnyChain:
-    """What Megatron's ``load_checkpoint`` gets in the optimizer's place: the same, which loads either kind."""
+    """An optimizer for Megatron's ``load_checkpoint`` that loads the state of either kind."""
 
     def __init__(self, optimizer: MegatronOptimizer) -> None:
         self._optimizer = optimizer

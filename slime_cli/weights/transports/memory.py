@@ -115,8 +115,9 @@ class Memory:
         with InTrainer(version, self._asked) as expected:
             proofs = verification.verify(version, engines, expected)
         self._asked = expected.asked
-        if all(proof.kind == "checksum" for proof in proofs) and all(map(held.is_plain, expected.names)):
-            self._proven, self._proven_in = expected.names, set(engines)
+        names = expected.asked.names if expected.asked else ()
+        if all(proof.kind == "checksum" for proof in proofs) and all(map(held.is_plain, names)):
+            self._proven, self._proven_in = names, set(engines)
         return proofs
 
     def kept(self, step: int) -> None:
@@ -147,9 +148,8 @@ class InTrainer:
     def __init__(self, version: InMemory, before: Asked | None = None) -> None:
         self.name = version.name
         self.version = version
-        self.names: tuple[str, ...] = ()
-        """Tensors of the engine that was asked about last."""
         self.asked: Asked | None = None
+        """What was asked last."""
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "sums")
         self._found: dict[Asked, concurrent.futures.Future[dict[str, list[frozenset[str]]]]] = {}
         if before is not None:
@@ -164,8 +164,7 @@ class InTrainer:
     def all(
         self, names: Sequence[str], dtype: str, function: type[sums.Sum], ranks: Sequence[Rank]
     ) -> dict[str, list[frozenset[str]]]:
-        self.names = tuple(names)
-        self.asked = Asked(self.names, dtype, function.__name__, tuple(ranks), self.version.step)
+        self.asked = Asked(tuple(names), dtype, function.__name__, tuple(ranks), self.version.step)
         return self._ask(self.asked).result()
 
     def _ask(self, asked: Asked) -> concurrent.futures.Future[dict[str, list[frozenset[str]]]]:
