@@ -29,6 +29,8 @@ IMPORTS = {
     "ray": "import ray",
 }
 """Statement that shows an engine can be imported, by name."""
+IN_ENGINES = ("sglang", "sglang-router")
+"""What is imported in the environment that slime gives its engines, where there is no Megatron."""
 
 GIB = 1 << 30
 
@@ -53,17 +55,18 @@ def check_versions(version: Callable[[str], str | None] = installed.version) -> 
 
 
 def check_import(name: str, statement: str, timeout: float = 300.0) -> Finding:
-    """Runs ``statement`` in a new interpreter, in the environment that slime gives its engines."""
+    """Runs ``statement`` in a new interpreter, in the environment that slime gives the processes that import it."""
     from slime_cli.hardware.device import engine_environment
 
     title = f"import {name}"
+    environment = dict(os.environ)
     # Some engines put their folder's modules (types, logging) before the standard library's when started in it.
     with tempfile.TemporaryDirectory() as elsewhere:
         try:
             done = subprocess.run(
                 [sys.executable, "-c", statement],
                 cwd=elsewhere,
-                env=engine_environment(dict(os.environ)),
+                env=engine_environment(environment) if name in IN_ENGINES else environment,
                 capture_output=True,
                 text=True,
                 errors="replace",

@@ -1,10 +1,11 @@
 """``tiny:`` checkpoints: a small model of a real architecture with a tokenizer and chat template of its own.
 
-``--hf-checkpoint tiny:qwen3?hidden_size=128&num_hidden_layers=3`` (or ``tiny:qwen3_moe``) makes one in the run
-directory, from a seed, so that a whole run needs nothing from outside. Query arguments are fields of the HF config;
-``seed`` is the only other one.
+``--hf-checkpoint tiny:qwen3?hidden_size=128&num_hidden_layers=3`` (or ``tiny:qwen3_moe``, ``tiny:mimo``) makes one in
+the run directory, from a seed, so that a whole run needs nothing from outside. Query arguments are fields of the HF
+config; ``seed`` is the only other one.
 """
 
+import copy
 import json
 import os
 import pathlib
@@ -41,6 +42,7 @@ SHAPE = dict(
     rms_norm_eps=1e-6,
     vocab_size=VOCABULARY,
 )
+DEPTHS = "num_nextn_predict_layers"
 MODELS: dict[str, tuple[str, dict]] = {
     "qwen3": ("Qwen3", {}),
     # SGLang's Qwen3-MoE has an output layer of its own and would not tie it.
@@ -54,21 +56,30 @@ MODELS: dict[str, tuple[str, dict]] = {
             tie_word_embeddings=False,
         ),
     ),
+    # transformers has no MiMo: a Qwen2 with layers of multi-token prediction (MTP), which SGLang reads as such too.
+    "mimo": ("Qwen2", {DEPTHS: 1}),
 }
 """Name -> prefix of transformers' classes, and fields of its config beside ``SHAPE``."""
+ARCHITECTURES = {"mimo": "MiMoForCausalLM"}
+"""Where they are not transformers' own."""
 
 
 def config(uri: str) -> dict[str, Any]:
     """The fields of its ``config.json`` that say what the model is. Torch-free; raises UsageError for a bad URI."""
-    prefix, settings, _ = _read(uri)
-    return {"architectures": [f"{prefix}ForCausalLM"], **settings}
+    name, settings, _ = _read(uri)
+    return {"architectures": [_architecture(name)], **settings}
+
+
+def _architecture(name: str) -> str:
+    return ARCHITECTURES.get(name) or f"{MODELS[name][0]}ForCausalLM"
 
 
 def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     """Makes the checkpoint at ``folder`` unless it is there already; returns the folder. Raises UsageError for a bad
     URI."""
     folder = pathlib.Path(folder)
-    prefix, settings, seed = _read(uri)
+    name, settings, seed = _read(uri)
+    prefix = MODELS[name][0]
     if (folder / "config.json").exists():
         _check_same(uri, folder)
         return folder
@@ -85,7 +96,10 @@ def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
         **settings,
     )
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(described)
+    # A folder names the class that wrote it.
+    model = type(_architecture(name), (getattr(transformers, f"{prefix}ForCausalLM"),), {})(described)
+    if settings.get(DEPTHS):
+        model.model.mtp_layers = _drafting(model, settings[DEPTHS])
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.")
     model.save_pretrained(building)
@@ -96,6 +110,19 @@ def make(uri: str, folder: str | os.PathLike) -> pathlib.Path:
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(building, folder)
     return folder
+
+
+def _drafting(model: Any, depths: int) -> Any:
+    """MiMo's layers of multi-token prediction: two norms, a projection of both, a layer as the model's, a norm."""
+    import torch
+
+    layers = torch.nn.ModuleList(copy.deepcopy(model.model.layers[0]) for _ in range(depths))
+    for layer in layers:
+        for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+            setattr(layer, norm, copy.deepcopy(model.model.norm))
+        layer.input_proj = torch.nn.Linear(2 * model.config.hidden_size, model.config.hidden_size, bias=False)
+        layer.apply(model._init_weights)
+    return layers
 
 
 def _check_same(uri: str, folder: pathlib.Path) -> None:
@@ -110,12 +137,12 @@ def _check_same(uri: str, folder: pathlib.Path) -> None:
 
 
 def _read(uri: str) -> tuple[str, dict[str, Any], int]:
-    """Prefix of the classes, fields of the config, seed."""
+    """Name of the kind, fields of the config, seed."""
     name, _, query = uri.removeprefix(PREFIX).partition("?")
     if name not in MODELS:
         known = ", ".join(PREFIX + model for model in MODELS)
         raise UsageError(f"--hf-checkpoint {uri}: no tiny model {name!r}", f"there are {known}")
-    prefix, own = MODELS[name]
+    own = MODELS[name][1]
     fields: dict[str, Any] = SHAPE | own | {"seed": 0}
     fields |= {key: _typed(uri, fields, key, text) for key, text in parse_qsl(query, keep_blank_values=True)}
     seed = fields.pop("seed")
@@ -131,7 +158,7 @@ def _read(uri: str) -> tuple[str, dict[str, Any], int]:
             f"--hf-checkpoint {uri}: num_key_value_heads does not divide num_attention_heads", "give one that does"
         )
     fields["rope_parameters"] = {"rope_type": "default", "rope_theta": fields.pop("rope_theta")}
-    return prefix, fields, seed
+    return name, fields, seed
 
 
 def _typed(uri: str, fields: dict[str, Any], name: str, text: str) -> int | float | bool:

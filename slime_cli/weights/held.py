@@ -20,6 +20,13 @@ _KEYS_VALUES = re.compile(r".*\.(k_proj|v_proj)\.(weight|bias)")
 _ROWS = re.compile(r".*\.(q_proj|gate_proj|up_proj)\.(weight|bias)")
 _COLUMNS = re.compile(r".*\.(o_proj|down_proj)\.weight")
 _PLAIN = re.compile(r"(.*\.)?(embed_tokens|lm_head|qkv_proj|gate_up_proj|o_proj|down_proj|\w*norm)\.(weight|bias)")
+_DRAFT = "draft."
+"""What SGLang puts before the names of the layers that draft."""
+_SHARED = re.compile(r"draft\.((?:model\.embed_tokens|lm_head)\.weight)")
+_MIMO = re.compile(
+    r"draft\.model\.(?:mtp_block\.)?((?<=block\.).*|(?:token_|hidden_|final_)layernorm\..*|input_proj\..*)"
+)
+"""A tensor of MiMo's one MTP layer."""
 _MULTIPLE = 64
 """SGLang pads the vocabulary to a multiple of these rows."""
 
@@ -45,7 +52,14 @@ class Cut:
 
 @functools.lru_cache(maxsize=65536)
 def parts_of(name: str) -> tuple[str, ...]:
-    """HF names of the tensors that the engine's tensor ``name`` is made of."""
+    """HF names of the tensors that the engine's tensor ``name`` is made of.
+
+    Of layers that draft MiMo's are known, and what they share with the model; others keep a name that no tensor of a
+    version has."""
+    if found := _SHARED.fullmatch(name):
+        name = found[1]
+    elif found := _MIMO.fullmatch(name):
+        name = f"model.mtp_layers.0.{found[1]}"
     for fused, parts in FUSED.items():
         if f".{fused}." in name:
             return tuple(name.replace(fused, part) for part in parts)
@@ -54,7 +68,7 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 def is_plain(name: str) -> bool:
     """An engine's tensor that has the shape of its parts, one under the other. Of others the bytes alone may agree."""
-    return _PLAIN.fullmatch(name) is not None
+    return _PLAIN.fullmatch(name) is not None and not name.startswith(_DRAFT)
 
 
 def cut(part: str, shape: Sequence[int], rank: Rank) -> Cut | None:

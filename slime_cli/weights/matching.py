@@ -34,6 +34,8 @@ class Model(msgspec.Struct, frozen=True):
     tokenizer: str = ""
     dtype: str = "auto"
     """What an engine computes in."""
+    drafts: str = ""
+    """The model with which it drafts, where that is another one."""
 
 
 def identity(folder: str | os.PathLike) -> dict[str, Any]:
@@ -55,6 +57,11 @@ def require(
         for difference in differences(ours, theirs):
             raise DataError(
                 f"{folder} does not fit what {theirs.where} serves: {difference}", _FIX.format(model=folder)
+            )
+        if theirs.drafts:
+            raise DataError(
+                f"{url} drafts with {theirs.drafts}, into which SGLang would load the policy's weights as well",
+                "serve without --sglang-speculative-draft-model-path: a model's own MTP layers draft",
             )
         if not theirs.config:
             say(
@@ -110,7 +117,11 @@ def served(url: str, endpoint: manifests.Endpoint) -> Model:
         known = identity(folder)
     overridden = json.loads(server.get("json_model_override_args") or "{}") if known["config"] else {}
     named = (info.get("architectures") or [architecture.name(known["config"])])[0]
-    return Model(f"{url} ({folder})", named, known["config"] | overridden, known["tokenizer"], engine_api.dtype(server))
+    drafts = server.get("speculative_draft_model_path") or ""
+    if drafts in (folder, endpoint.model):
+        drafts = ""
+    config = known["config"] | overridden
+    return Model(f"{url} ({folder})", named, config, known["tokenizer"], engine_api.dtype(server), drafts)
 
 
 def differences(ours: Model, theirs: Model) -> Iterator[str]:

@@ -118,6 +118,13 @@ def test_imports_are_tried_elsewhere_and_with_a_limit():
     assert "no end" in doctor.check_import("slow", "import time; time.sleep(60)", timeout=0.5).detail
 
 
+@pytest.mark.engine
+@pytest.mark.parametrize("name", doctor.IMPORTS)
+def test_what_is_installed_can_be_imported(name):
+    found = doctor.check_import(name, doctor.IMPORTS[name])
+    assert found.status == "ok", found
+
+
 def test_ports(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -31,3 +31,14 @@ def test_a_wider_vocabulary_has_a_token_for_every_row(tmp_path):
     assert tokenizer.decode([399]) == "word399"
     text = "Calculate 12 + 34."
     assert max(tokenizer(text).input_ids) < tiny.VOCABULARY and tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_a_mimo_has_layers_that_draft(tmp_path):
+    from safetensors import safe_open
+
+    folder = tiny.make("tiny:mimo?hidden_size=32&num_hidden_layers=1&num_nextn_predict_layers=2", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["architectures"], config["num_nextn_predict_layers"]) == (["MiMoForCausalLM"], 2)
+    with safe_open(folder / "model.safetensors", "pt") as held:
+        shapes = {name: tuple(held.get_tensor(name).shape) for name in held.keys() if ".mtp_layers.1." in name}
+    assert len(shapes) == 16 and shapes["model.mtp_layers.1.input_proj.weight"] == (32, 64)

@@ -57,6 +57,14 @@ def test_a_sound_run_has_no_warnings():
         ("--rm-workers 0", "--rm-workers is 0"),
         ("--num-layers 3 --pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2", "--num-layers 3"),
         ("--bf16 --fp16", "--bf16 and --fp16"),
+        (
+            "--sglang-speculative-algorithm EAGLE --sglang-speculative-draft-model-path other",
+            "--sglang-speculative-draft-model-path other: SGLang loads each new version",
+        ),
+        (
+            "--sglang-speculative-algorithm NEXTN --update-weight-transport nccl",
+            "the layers that draft would keep old weights",
+        ),
         ("--eps-clip-c 1", "above 1"),
         ("--advantage-estimator ppo --kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.1", "both weigh the divergence"),
         ("--lora-rank 0", "--lora-rank is 0"),

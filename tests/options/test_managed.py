@@ -190,6 +190,20 @@ def test_what_a_device_wants_of_an_engine_gives_way_to_a_user(monkeypatch, tmp_p
     assert "--disable-overlap-schedule" not in changed and "65536" not in changed and "9" in changed
 
 
+DRAFTS = "--sglang-speculative-algorithm EAGLE"
+
+
+def test_a_model_drafts_with_its_own_layers_where_it_has_some(tmp_path):
+    with pytest.raises(UsageError, match="no layers of multi-token prediction"):
+        merged(DRAFTS, tmp_path)
+    named = merged(f"{DRAFTS} --sglang-speculative-draft-model-path other", tmp_path)
+    assert named[named.index("--speculative-draft-model-path") + 1] == "other"
+    (tmp_path / "config.json").write_text('{"num_nextn_predict_layers": 1}')
+    own = engine.engine_argv(resolve(DRAFTS.split(), [], "serve-rollout"), str(tmp_path))
+    assert own[own.index("--speculative-draft-model-path") + 1] == str(tmp_path)
+    assert "--speculative-draft-model-path" not in merged("--sglang-speculative-algorithm NGRAM", tmp_path)
+
+
 def router_of(started: dict, monkeypatch, tmp_path: pathlib.Path, words: str) -> list[str]:
     (tmp_path / "config.json").write_text("{}")
     started.clear()

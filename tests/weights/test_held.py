@@ -93,8 +93,34 @@ def test_what_does_not_divide_is_not_known(part, shape, rank):
         ("lm_head.weight", True),
         ("model.layers.0.linear_attn.conv1d.weight", False),
         ("model.layers.0.mlp.experts.w13_weight", False),
+        ("draft.model.mtp_block.self_attn.qkv_proj.weight", False),
+        ("draft.model.final_layernorm.weight", False),
         ("model.layers.0.mlp.gate.e_score_correction_bias", False),
     ],
 )
 def test_which_tensors_have_the_shape_of_their_parts(name, is_it):
     assert held.is_plain(name) is is_it
+
+
+MTP = "model.mtp_layers.0."
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("draft.model.embed_tokens.weight", ("model.embed_tokens.weight",)),
+        ("draft.lm_head.weight", ("lm_head.weight",)),
+        ("draft.model.input_proj.weight", (f"{MTP}input_proj.weight",)),
+        ("draft.model.token_layernorm.weight", (f"{MTP}token_layernorm.weight",)),
+        ("draft.model.mtp_block.input_layernorm.weight", (f"{MTP}input_layernorm.weight",)),
+        (
+            "draft.model.mtp_block.self_attn.qkv_proj.bias",
+            tuple(f"{MTP}self_attn.{part}_proj.bias" for part in "qkv"),
+        ),
+        # Another family's: a layer of these names is the model's own, not one that drafts.
+        ("draft.model.layers.0.mlp.down_proj.weight", ("draft.model.layers.0.mlp.down_proj.weight",)),
+        ("draft.model.norm.weight", ("draft.model.norm.weight",)),
+    ],
+)
+def test_layers_that_draft_are_made_of_the_mtp_layer(name, parts):
+    assert held.parts_of(name) == parts

@@ -128,3 +128,13 @@ def test_a_tokenizer_with_other_entries_is_another_one_however_its_file_is_writt
     (ours / "tokenizer.json").write_text("[]")
     with pytest.raises(DataError, match="not a tokenizer"):
         compare(ours, engine)
+
+
+def test_an_engine_that_drafts_with_another_model_is_refused(tmp_path):
+    served = checkpoints.write(tmp_path / "served")
+    engine = ScriptedEngine(served)
+    engine.answers["/server_info"]["speculative_draft_model_path"] = str(served)
+    assert compare(served, engine) == []
+    engine.answers["/server_info"]["speculative_draft_model_path"] = "another"
+    with pytest.raises(DataError, match="drafts with another"):
+        compare(served, engine)

@@ -217,6 +217,15 @@ def test_engines_with_other_layouts_are_refused_before_anything_is_changed(learn
     engine.end()
 
 
+def test_a_group_reaches_no_layers_that_draft(learner):
+    engine = MemoryEngine(weights(), speculative_algorithm="EAGLE", speculative_draft_model_path="model")
+    transport = Memory("nccl")
+    with pytest.raises(UsageError, match="would keep old weights"):
+        transport.send(transport.write(learner, 3), [engine.url], flush=True)
+    assert engine.posted == []
+    engine.end()
+
+
 def test_memory_is_shared_on_one_machine(learner, engines, monkeypatch):
     for owner, name, answer in (
         (learner, "devices", lambda: ["another-machine/"]),

@@ -22,4 +22,21 @@ def transport(r: Resolved) -> Iterator[Problem]:
         )
 
 
-TRAIN = (transport,)
+def drafts(r: Resolved) -> Iterator[Problem]:
+    """Weights go to the layers that draft as well, if they are the model's own."""
+    algorithm, other = (r.sglang.get(f"speculative_{name}") for name in ("algorithm", "draft_model_path"))
+    if algorithm and other and other != r.slime.hf_checkpoint:
+        yield (
+            f"--sglang-speculative-draft-model-path {other}: SGLang loads each new version of the policy into the draft"
+            " model too, whose weights would be lost",
+            "draft with the policy's own MTP layers (leave it out), or by --sglang-speculative-algorithm NGRAM",
+        )
+    if algorithm in ("EAGLE", "NEXTN") and r.slime.update_weight_transport == "nccl":
+        yield (
+            f"--sglang-speculative-algorithm {algorithm} with --update-weight-transport nccl: SGLang loads what a group"
+            " sends into the model alone, and the layers that draft would keep old weights",
+            "keep one: disk and ipc reach both",
+        )
+
+
+TRAIN = (transport, drafts)

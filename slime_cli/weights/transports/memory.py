@@ -181,6 +181,12 @@ def receiver(url: str, ranks: Sequence[str], way: Literal["ipc", "nccl"]) -> Rec
         if (found := server.get(option) or plain) != plain:
             flag = f"--{option.replace('_', '-')} {found}"
             raise UsageError(f"{url} runs with {flag}: it takes weights from files alone", _DISK)
+    if way == "nccl" and server.get("speculative_draft_model_path"):
+        raise UsageError(
+            f"--update-weight-transport nccl: {url} drafts with layers that SGLang loads nothing into from a group, so"
+            " they would keep old weights",
+            "--update-weight-transport disk and ipc reach them",
+        )
     sources = (0,) * int(server.get("tp_size") or 1)
     on_gpus = str(server.get("device")).startswith("cuda")
     if way == "nccl":
