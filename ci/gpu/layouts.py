@@ -49,18 +49,16 @@ def usual(ranks: int) -> dict[str, list[str]]:
 def rank(folder: pathlib.Path, place: int, world: int, small: bool, flags: Sequence[str]) -> dict[str, Any]:
     """One rank's steps: seconds of each, and peak memory."""
     from slime_cli.hardware import device as hardware
+    from slime_cli.hardware import peak
 
     hardware.prepare_trainer()
-    import torch
-
     trainer = step.made(folder, 512 if small else 16384, ["--transformer-impl", "local", *flags], place, world)
     rng = np.random.default_rng(0)
     lengths = rng.integers(10, 50, 32) if small else [LENGTH - 100] * SAMPLES
     vocabulary = trainer.args.vocab_size
     given = step.batch([10 if small else 100] * len(lengths), lengths, vocabulary)
     seconds = step.timed(lambda: trainer.train(given), TIMES)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
-    return {"seconds": seconds, "peak_gib": peak, "tokens": int(given.lengths_N.sum())}
+    return {"seconds": seconds, "peak_gib": peak.most() / 2**30, "tokens": int(given.lengths_N.sum())}
 
 
 def ranks(folder: pathlib.Path, world: int, small: bool, flags: Sequence[str], limit: float) -> list[dict[str, Any]]:

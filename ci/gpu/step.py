@@ -316,6 +316,8 @@ def timed(step: Callable[[], Any], repeats: int) -> list[float]:
 def steps(bench: Bench) -> None:
     import torch
 
+    from slime_cli.hardware import peak
+
     for name in VARIANTS:
         for kind, given in bench.batches().items():
             if bench.late(30):
@@ -323,7 +325,7 @@ def steps(bench: Bench) -> None:
                 continue
             with guarded("step", name), bench.variant(name):
                 torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
+                peak.forget()
                 repeats = 2 if bench.small else 5 if name == "as shipped" else 3
                 times = timed(lambda: bench.trainer.train(given), repeats)
                 seconds = statistics.median(times[1:])
@@ -335,7 +337,7 @@ def steps(bench: Bench) -> None:
                     seconds=round(seconds, 4),
                     mfu=round(bench.mfu(tokens, seconds), 4),
                     tokens_per_s=round(tokens / seconds),
-                    peak_gb=round(torch.cuda.max_memory_allocated() / 1e9, 2),
+                    peak_gb=round(peak.most() / 1e9, 2),
                     all_seconds=[round(t, 4) for t in times],
                 )
 

@@ -23,7 +23,9 @@ import shapes
 MODEL = shapes.tiny(shapes.QWEN3_06B)
 STOPS = [str(token) for token in range(1000, 151_000, 500)]
 """Ending on one of these 300 tokens of 151,936, answers of a model with random weights have geometric lengths."""
-ENGINE = ["--sglang-mem-fraction-static", "0.4"]
+ENGINE = ["--sglang-mem-fraction-static", "0.3"]
+ROLLOUTS = 8
+"""Of a run; the first warms up, the fifth and the last end with a checkpoint."""
 SAMPLES = 256
 LENGTH = 512
 PARAMETERS = 0.596e9
@@ -70,7 +72,8 @@ def run(folder: pathlib.Path, name: str, endpoint: str, words: list[str], rollou
         "mfu_forward_backward": 6 * PARAMETERS * trained / parts["train: forward_backward"] / peak
         if "train: forward_backward" in parts
         else float("nan"),
-        "other_shares": [1 - (each["wait_for_batch"] + each["train"]) / each["step"] for each in by_rollout],
+        "other_shares": [1 - working(each) / each["step"] for each in by_rollout],
+        "other_share": 1 - sum(map(working, by_rollout)) / sum(each["step"] for each in by_rollout),
     }
     longest = max(length for tokens, _ in counted for length in tokens)
     common.say("step", run=name, samples=len(counted[0][0]), longest=longest, trained_tokens=trained, **parts)
@@ -92,6 +95,11 @@ def run(folder: pathlib.Path, name: str, endpoint: str, words: list[str], rollou
     return found
 
 
+def working(parts: dict[str, float]) -> float:
+    """Seconds of generation and training."""
+    return parts["wait_for_batch"] + parts["train"]
+
+
 def main() -> int:
     folder = pathlib.Path(sys.argv[1]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,15 +112,15 @@ def main() -> int:
         draw = random.Random(0)
         prompts = [[draw.randrange(1000, 150_000) for _ in range(40)] for _ in range(SAMPLES)]
         url = endpoint["engines"][0]["url"]
-        common.straight(url, prompts, 32)  # the first requests compile kernels
+        first = common.straight(url, prompts, LENGTH)  # compiles kernels
         speed = common.straight(url, prompts, LENGTH)
-        common.say("straight", tokens_per_s=speed, requests=SAMPLES, tokens=LENGTH, peak_gib=memory.peak())
+        common.say("straight", tokens_per_s=speed, first=first, requests=SAMPLES, tokens=LENGTH, peak_gib=memory.peak())
         where = str(folder / "serve" / "endpoint.json")
-        equal = run(folder, "equal", where, words, 4)
+        equal = run(folder, "equal", where, words, ROLLOUTS)
         common.say("memory", run="equal", peak_gib=memory.peak())
         if not equal_alone:
             mixed = [*words, "--rollout-max-response-len", "4096", "--rollout-stop-token-ids", *STOPS]
-            run(folder, "mixed", where, mixed, 4)
+            run(folder, "mixed", where, mixed, ROLLOUTS)
             common.say("memory", run="mixed", peak_gib=memory.peak())
     finally:
         server.send_signal(signal.SIGINT)

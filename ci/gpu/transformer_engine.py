@@ -38,6 +38,8 @@ KINDS = {
     "fp8 blockwise": [*ENGINE, "--fp8-format", "e4m3", "--fp8-recipe", "blockwise"],
     "none": [],
 }
+PACK = 32768
+"""Tokens of a pack. With 16,384 Transformer Engine's kernels end before the next ones are launched."""
 BATCHES = [batch([10] * 16, [20 + i] * 16, 2048) for i in range(3)]
 """Batches of the three steps: one before a checkpoint, two after it."""
 FUSED = {
@@ -81,21 +83,30 @@ def measure(kind: str, folder: pathlib.Path, small: bool) -> None:
     import torch
     import transformers
 
+    from slime_cli.hardware import peak
+
     model: Any = transformers.Qwen3ForCausalLM
     loaded = model.from_pretrained(folder, dtype=torch.float32)
-    trainer = steps.made(folder, 512 if small else 16384, KINDS[kind])
+    trainer = steps.made(folder, 512 if small else PACK, KINDS[kind])
     config = json.loads((folder / "config.json").read_text())
     bench = steps.Bench(trainer, config, small, math.inf)
     accuracy(kind, bench, loaded.to(next(trainer.policy.model[0].parameters()).device).eval(), folder)
     del loaded
     for name, given in bench.batches().items():
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        peak.forget()
         seconds = statistics.median(timed(lambda: bench.trainer.train(given), 2 if small else 5)[1:])
         tokens = int(given.lengths_N.sum())
-        peak = torch.cuda.max_memory_allocated() / 1e9
         mfu = bench.mfu(tokens, seconds)
-        say("step", kind=kind, batch=name, seconds=seconds, mfu=mfu, tokens_per_s=tokens / seconds, peak_gb=peak)
+        say(
+            "step",
+            kind=kind,
+            batch=name,
+            seconds=seconds,
+            mfu=mfu,
+            tokens_per_s=tokens / seconds,
+            peak_gb=peak.most() / 1e9,
+        )
     if kind == "transformer_engine":
         steps.bare(bench)
 

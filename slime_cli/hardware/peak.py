@@ -12,6 +12,7 @@ from typing import Any
 
 _SELF = pathlib.Path("/proc/self")
 _base = 0
+_most = 0
 
 
 def begin() -> None:
@@ -29,7 +30,7 @@ def during(about: dict[str, Any]) -> Iterator[None]:
 
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.reset_peak_memory_stats()
+        _count_anew()
     else:
         with contextlib.suppress(OSError):  # some sandboxes have no such file: the peak is then of the process's life
             (_SELF / "clear_refs").write_text("5")
@@ -38,6 +39,29 @@ def during(about: dict[str, Any]) -> Iterator[None]:
     finally:
         found = torch.cuda.max_memory_allocated() if cuda else max(0, _resident("VmHWM") - _base)
         about["peak_bytes"] = found
+
+
+def forget() -> None:
+    """:func:`most` counts from here on."""
+    global _most
+    _count_anew()
+    _most = 0
+
+
+def most() -> int:
+    """The largest number of bytes of the GPU's allocator since :func:`forget`, over all parts; 0 on a CPU."""
+    import torch
+
+    return max(_most, torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0
+
+
+def _count_anew() -> None:
+    global _most
+    import torch
+
+    _most = most()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
 
 
 def held() -> int:
