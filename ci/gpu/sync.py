@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -57,39 +57,40 @@ class Plain:
     def send(self, named: Named, limit: int) -> None:
         import requests
 
-        for group in self._groups(named, limit):
+        for group in groups(named, limit):
             bucket = self.bucket(named_tensors=group)
             payload = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
             text = self.serialize(payload, output_str=True)
-            _synchronize()
+            synchronize()
             body = {"serialized_named_tensors": [text], "load_format": "flattened_bucket", "flush_cache": False}
             answer = requests.post(f"{self.url}/update_weights_from_tensor", json=body, timeout=300)
             assert answer.status_code == 200, answer.text[:300]
 
-    def _groups(self, named: Named, limit: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """``limit`` bytes and what the last tensor has more than that; slime's buckets have never more."""
-        group: list[tuple[str, torch.Tensor]] = []
-        size = 0
-        for name, tensor in named:
-            group.append((name, tensor))
-            size += tensor.nbytes
-            if size >= limit:
-                yield group
-                group, size = [], 0
-        if group:
+
+def groups(named: Named, limit: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """The plain way's buckets: ``limit`` bytes and what the last tensor has more than that; slime's have never more."""
+    group: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in named:
+        group.append((name, tensor))
+        size += tensor.nbytes
+        if size >= limit:
             yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-def _timed(work: Callable[[], object]) -> float:
-    _synchronize()
+def timed(work: Callable[[], object]) -> float:
+    synchronize()
     started = time.perf_counter()
     work()
-    _synchronize()
+    synchronize()
     return time.perf_counter() - started
 
 
@@ -97,7 +98,7 @@ def _copied(size: int, device: torch.device) -> float:
     """Seconds of a copy on the device."""
     one = torch.empty(size, dtype=torch.uint8, device=device)
     other = torch.empty_like(one)
-    return min(_timed(lambda: other.copy_(one)) for _ in range(TIMES))
+    return min(timed(lambda: other.copy_(one)) for _ in range(TIMES))
 
 
 def compare(url: str, learner: Learner, mib: int) -> float:
@@ -128,7 +129,7 @@ def compare(url: str, learner: Learner, mib: int) -> float:
         for way, work in ways.items():
             taken = []
             for _ in range(TIMES):
-                taken.append(_timed(work))
+                taken.append(timed(work))
                 if way == "whole":
                     transport.verify(version, [url])
             first.setdefault(f"{way}_first_s", taken[0])
@@ -136,7 +137,7 @@ def compare(url: str, learner: Learner, mib: int) -> float:
     median = {way: statistics.median(taken) for way, taken in seconds.items()}
     speed = {f"{way}_gb_s": learner.size / taken / 1e9 for way, taken in median.items()}
     ratio = median["plain"] / median["slime"]
-    buckets = sum(1 for _ in plain._groups(named, limit))
+    buckets = sum(1 for _ in groups(named, limit))
     fastest = {f"{way}_least_ms": 1e3 * min(taken) for way, taken in seconds.items()}
     common.say("ipc", bucket_mib=mib, buckets=buckets, **speed, ratio=ratio, held=ratio >= BOUND, **first, **fastest)
     return ratio
@@ -147,14 +148,14 @@ def _how(learner: Learner) -> Sending:
     return learner.how
 
 
-def proof(url: str, learner: Learner) -> bool:
+def proof(url: str, learner: Learner, way: Literal["ipc", "nccl"]) -> bool:
     """The transport as a run uses it: proven, spoilt and found, restored."""
-    transport = memory.Memory("ipc")
+    transport = memory.Memory(way)
     version = transport.write(learner, 0)
-    parts = {"send_flush_ms": 1e3 * _timed(lambda: transport.send(version, [url], flush=True))}
-    parts["send_ms"] = 1e3 * _timed(lambda: transport.send(version, [url], flush=False))
+    parts = {"send_flush_ms": 1e3 * timed(lambda: transport.send(version, [url], flush=True))}
+    parts["send_ms"] = 1e3 * timed(lambda: transport.send(version, [url], flush=False))
     kinds = [proof.kind for proof in transport.verify(version, [url])]
-    parts["verify_ms"] = 1e3 * _timed(lambda: transport.verify(version, [url]))
+    parts["verify_ms"] = 1e3 * timed(lambda: transport.verify(version, [url]))
     common.say("parts", **parts)
     engine_api.require(url, "/weights_checker", {"action": "reset_tensors"}, 60)
     try:
@@ -189,7 +190,7 @@ def main() -> int:
         size = {"gb": learner.size / 1e9, "tensors": len(learner.weights)}
         common.say("copy", machine=machine, **size, gb_s=learner.size / _copied(learner.size, device) / 1e9)
         ratios = [compare(url, learner, mib) for mib in ((1, 4096) if args.small else MIB)]
-        proven = proof(url, learner)
+        proven = proof(url, learner, "ipc")
     held = proven and min(ratios) >= BOUND
     common.say("result", ratios=ratios, proven=proven, held=held)
     return 0 if held else 1

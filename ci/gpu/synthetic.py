@@ -1,6 +1,6 @@
 """Throughput of a random 0.6B Qwen3 on one GPU (profile gpu-synthetic): answers of one length, then of mixed lengths.
 
-Usage: python ci/gpu/synthetic.py FOLDER    (a new folder; about 5 minutes on an H200)
+Usage: python -m ci.gpu.synthetic FOLDER    (a new folder; about 6 minutes on an H200)
 
 Further words go to ``slime train``; with ``--equal`` before them there is no run of mixed lengths.
 Both runs use one endpoint. The same load goes straight to the engine before, for the share of its speed that a rollout
@@ -10,15 +10,13 @@ has.
 import json
 import pathlib
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
 
-import common
-import shapes
+from bench.syncs import serving
+from ci.gpu import common, shapes
 
 MODEL = shapes.tiny(shapes.QWEN3_06B)
 STOPS = [str(token) for token in range(1000, 151_000, 500)]
@@ -31,21 +29,6 @@ LENGTH = 512
 PARAMETERS = 0.596e9
 SHARE = 0.95
 """DESIGN's budget: tokens a second of a rollout ÷ the same load straight at the engine."""
-
-
-def serve(folder: pathlib.Path) -> tuple["subprocess.Popen[bytes]", dict[str, Any]]:
-    """``slime serve-rollout`` until its endpoint is there."""
-    run = folder / "serve"
-    started = time.monotonic()
-    with open(folder / "serve.log", "wb") as log:
-        command = common.slime("serve-rollout", "--hf-checkpoint", MODEL, "--run-dir", str(run), *ENGINE)
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    while not (run / "endpoint.json").exists():
-        if process.poll() is not None:
-            sys.exit((folder / "serve.log").read_text()[-3000:])
-        time.sleep(0.2)
-    common.say("serve-rollout", seconds=time.monotonic() - started)
-    return process, json.loads((run / "endpoint.json").read_text())
 
 
 def run(folder: pathlib.Path, name: str, endpoint: str, words: list[str], rollouts: int) -> dict[str, Any]:
@@ -107,14 +90,15 @@ def main() -> int:
     equal_alone = words[:1] == ["--equal"]
     words = words[equal_alone:]
     memory = common.Memory()
-    server, endpoint = serve(folder)
-    try:
+    started = time.monotonic()
+    with serving(folder, MODEL, ENGINE) as (url, _):
+        common.say("serve-rollout", seconds=time.monotonic() - started)
         draw = random.Random(0)
         prompts = [[draw.randrange(1000, 150_000) for _ in range(40)] for _ in range(SAMPLES)]
-        url = endpoint["engines"][0]["url"]
         first = common.straight(url, prompts, LENGTH)  # compiles kernels
         speed = common.straight(url, prompts, LENGTH)
-        common.say("straight", tokens_per_s=speed, first=first, requests=SAMPLES, tokens=LENGTH, peak_gib=memory.peak())
+        load = {"requests": SAMPLES, "tokens": LENGTH}
+        common.say("straight", tokens_per_s=speed, first=first, **load, peak_gib=memory.peak())
         where = str(folder / "serve" / "endpoint.json")
         equal = run(folder, "equal", where, words, ROLLOUTS)
         common.say("memory", run="equal", peak_gib=memory.peak())
@@ -122,9 +106,6 @@ def main() -> int:
             mixed = [*words, "--rollout-max-response-len", "4096", "--rollout-stop-token-ids", *STOPS]
             run(folder, "mixed", where, mixed, ROLLOUTS)
             common.say("memory", run="mixed", peak_gib=memory.peak())
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(60)
     share = equal["generate_tokens_per_s"] / speed
     common.say("result", rollout_by_straight=share, held=share >= SHARE)
     return 0 if share >= SHARE else 1
