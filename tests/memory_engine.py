@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from slime_cli import engine_api
-from slime_cli.weights import publish
+from slime_cli.weights import loading, publish
 from tests.scripted_engine import ScriptedEngine
 
 ALLOWED = ("builtins", "functools", "torch", "types")
@@ -31,24 +31,30 @@ class Unpickler(pickle.Unpickler):
 def _opened(found, form):
     if form == "direct":
         return found
-    if form == engine_api.LOADER:
-        ((text, flat),) = found
-        return [(n, flat[b:e].view(getattr(torch, d)).reshape(s)) for n, d, s, b, e in json.loads(text)]
     assert form == "flattened_bucket"
     flat = found["flattened_tensor"]
     return [(m.name, flat[m.start_idx : m.end_idx].view(m.dtype).reshape(m.shape)) for m in found["metadata"]]
 
 
+def _model(held: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """What slime's loader knows of a model, over the same memory."""
+    made = torch.nn.Module()
+    for name, tensor in held.items():
+        made._parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)
+    return made
+
+
 class MemoryEngine(ScriptedEngine):
     def __init__(self, weights: dict[str, torch.Tensor], *, ranks: int = 1, **server_info):
         super().__init__("model", version="0.5.16", tp_size=ranks, **server_info)
-        self.by_rank = [{name: torch.zeros_like(tensor) for name, tensor in weights.items()} for _ in range(ranks)]
-        self.weights = self.by_rank[0]
         self.ranks = ranks
+        self.hold(weights)
         self.broken_after: int | None = None
         self.gone = False
         self.buckets: list[list[str]] = []
         self.formats: list[str] = []
+        self.announced: list[loading.Announced | None] = []
+        """How far buckets for slime's loader were written."""
         self.versions: list[str] = []
         self._groups: dict = {}
         self._turn = threading.Lock()
@@ -62,6 +68,12 @@ class MemoryEngine(ScriptedEngine):
         ):
             self.answers[path] = answer
         self.answers["/flush_cache?timeout=0.2"] = {}
+
+    def hold(self, weights: dict[str, torch.Tensor]) -> None:
+        """A model of tensors as these, of zeros."""
+        self.by_rank = [{name: torch.zeros_like(tensor) for name, tensor in weights.items()} for _ in range(self.ranks)]
+        self.weights = self.by_rank[0]
+        self._models = [_model(held) for held in self.by_rank]
 
     @property
     def version(self) -> str:
@@ -91,10 +103,19 @@ class MemoryEngine(ScriptedEngine):
                 return None
             assert len(body["serialized_named_tensors"]) == self.ranks and body["flush_cache"] is False
             self.formats.append(body["load_format"])
-            for text, held in zip(body["serialized_named_tensors"], self.by_rank, strict=True):
+            for rank, text in enumerate(body["serialized_named_tensors"]):
                 found = Unpickler(io.BytesIO(base64.b64decode(text, validate=True))).load()
-                self._load(_opened(found, body["load_format"]), held)
+                if body["load_format"] == engine_api.LOADER:
+                    self._by_loader(rank, found)
+                else:
+                    self._load(_opened(found, body["load_format"]), self.by_rank[rank])
             return {"success": True}
+
+    def _by_loader(self, rank, found) -> None:
+        (((text, _, announced), _),) = found
+        self.announced.append(announced)
+        self.buckets.append([place[0] for place in json.loads(text)])
+        loading.load(self._models[rank], found)
 
     def _from_group(self, body):
         with self._turn:

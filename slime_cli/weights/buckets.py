@@ -7,7 +7,7 @@ of them bound the memory, whatever the model's size. Called by the rank that sen
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -28,6 +28,12 @@ class Place:
     shape: tuple[int, ...]
     begin: int
     end: int
+    rows: tuple[int, ...] = ()
+    """How many each of its pieces has, where there are several."""
+
+
+Expected = Sequence[tuple[Place, Sequence[torch.Tensor]]]
+"""Tensors in their order, each with the places of its pieces in a buffer, in their dtype and shape."""
 
 
 class Memory(Protocol):
@@ -38,6 +44,10 @@ class Memory(Protocol):
         """All of its bytes, shape [size], uint8."""
         ...
 
+    def written(self) -> None:
+        """Returns when the bytes are there for others."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Bucket[M: Memory]:
@@ -46,6 +56,22 @@ class Bucket[M: Memory]:
     memory: M
     places: list[Place]
     size: int
+
+
+class Follower(Protocol):
+    """Is told of each bucket while it is written."""
+
+    def begin(self, memory: Any) -> Expected:
+        """The next bucket comes into ``memory``, of which nothing is needed any more. What it may have: tensors that
+        are so take less time."""
+        ...
+
+    def added(self, place: Place) -> bool:
+        """A tensor was added. True: everything up to its end is to be written now, and :meth:`count` is to be called
+        once it is there for others."""
+        ...
+
+    def count(self) -> None: ...
 
 
 class Buffers[M: Memory]:
@@ -70,40 +96,82 @@ class Buffers[M: Memory]:
 class _Filling[M: Memory]:
     """A bucket in the making."""
 
-    def __init__(self, memory: M) -> None:
+    def __init__(self, memory: M, follower: Follower | None) -> None:
         self.memory = memory
+        self.follower = follower
         self.places: list[Place] = []
         self.at = 0
         self._waiting: list[torch.Tensor] = []
+        """Bytes of tensors, to be copied; they lie side by side up to ``at``."""
         self._from = 0
-        """Where the first of those begins; they lie side by side up to ``at``."""
+        """Where the first of those begins."""
+        self._copies: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        """What is to be copied besides: to where, and from where."""
+        self._copied = 0
+        """Up to there nothing waits."""
+        self._expected = () if follower is None else follower.begin(memory)
+
+    def add_expected(self, name: str, pieces: Sequence[torch.Tensor]) -> bool:
+        """Adds the tensor if it is the one that is expected; whether it is."""
+        number = len(self.places)
+        if number >= len(self._expected):
+            return False
+        place, views = self._expected[number]
+        if place.name != name or len(views) != len(pieces):
+            return False
+        for piece, view in zip(pieces, views, strict=True):
+            if piece.shape != view.shape or piece.dtype != view.dtype:
+                return False
+        to, of = self._copies.setdefault(place.dtype, ([], []))
+        to += views
+        of += pieces
+        self._from = self.at = place.end
+        self._added(place)
+        return True
 
     def add(self, name: str, pieces: Sequence[torch.Tensor], begin: int) -> None:
-        if begin != self.at or self.at - self._from >= _AT_ONCE:
+        self._expected = ()
+        if begin != self.at:
             self._copy(begin)
         first = pieces[0]
-        if len(pieces) == 1:
-            shape = tuple(first.shape)
-        else:
-            shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:])
+        rows = tuple([piece.shape[0] for piece in pieces]) if len(pieces) > 1 else ()
+        shape = (sum(rows), *first.shape[1:]) if rows else tuple(first.shape)
         self._waiting += [piece.detach().reshape(-1).view(torch.uint8) for piece in pieces]
         self.at = begin + sum([piece.nbytes for piece in pieces])
-        self.places.append(Place(name, first.dtype, shape, begin, self.at))
+        self._added(Place(name, first.dtype, shape, begin, self.at, rows))
 
     def done(self) -> Bucket[M]:
         self._copy(self.at)
         return Bucket(self.memory, self.places, self.at)
 
+    def _added(self, place: Place) -> None:
+        self.places.append(place)
+        if self.follower is not None and self.follower.added(place):
+            self._copy(self.at)
+            self.memory.written()
+            self.follower.count()
+        elif self.at - self._copied >= _AT_ONCE:
+            self._copy(self.at)
+
     def _copy(self, begin: int) -> None:
         """What waits; what comes next begins at ``begin``."""
         if self._waiting:
             torch.cat(self._waiting, out=self.memory.flat[self._from : self.at])
-        self._waiting = []
-        self._from = self.at = begin
+        with torch.no_grad():
+            for to, of in self._copies.values():
+                torch._foreach_copy_(to, of)  # pyright: ignore[reportPrivateImportUsage]
+        self._waiting, self._copies = [], {}
+        self._from = self.at = self._copied = begin
 
 
 def packed[M: Memory](
-    named: Iterable[Pieces], buffers: Buffers[M], *, limit: int, most: int, mixed: bool
+    named: Iterable[Pieces],
+    buffers: Buffers[M],
+    *,
+    limit: int,
+    most: int,
+    mixed: bool,
+    follower: Follower | None = None,
 ) -> Iterator[Bucket[M]]:
     """The tensors in their order, in buckets of ``limit`` bytes at most; a tensor that is larger is a bucket of its
     own.
@@ -115,6 +183,8 @@ def packed[M: Memory](
     which = 0
     filling: _Filling[M] | None = None
     for name, pieces in named:
+        if filling is not None and filling.add_expected(name, pieces):
+            continue
         size = sum(piece.nbytes for piece in pieces)
         begin = 0
         if filling is not None:
@@ -126,7 +196,9 @@ def packed[M: Memory](
                 filling, begin = None, 0
         if filling is None:
             room = max(min(limit, most), size)
-            filling = _Filling(buffers.get(which, room + -room % ALIGNED))
+            filling = _Filling(buffers.get(which, room + -room % ALIGNED), follower)
+            if filling.add_expected(name, pieces):
+                continue
         filling.add(name, pieces, begin)
     if filling is not None:
         yield filling.done()

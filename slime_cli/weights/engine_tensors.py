@@ -4,6 +4,7 @@ says.
 The parts of a tensor are kept until all have come, and they come close to each other. Called by the trainer's ranks.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -19,21 +20,30 @@ class Assembly:
     """The engine's tensors ``names``, from parts that come one by one."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._wanting: dict[str, list[str]] = {}
+        self._wanting = _wanting(tuple(names))
         self._come: dict[str, Parts] = {}
-        for name in names:
-            for part in held.parts_of(name):
-                self._wanting.setdefault(part, []).append(name)
 
     def add(self, part: str, tensor: torch.Tensor) -> Iterator[tuple[str, Parts]]:
         """Those that have all their parts now, with these."""
-        for name in self._wanting.get(part, ()):
+        for name, wanted in self._wanting.get(part, ()):
+            if len(wanted) == 1:
+                yield name, {part: tensor}
+                continue
             parts = self._come.setdefault(name, {})
             parts[part] = tensor
-            wanted = held.parts_of(name)
             if len(parts) == len(wanted):
                 yield name, {each: parts[each] for each in wanted}
                 del self._come[name]
+
+
+@functools.lru_cache(maxsize=8)
+def _wanting(names: tuple[str, ...]) -> Mapping[str, Sequence[tuple[str, tuple[str, ...]]]]:
+    """By part, the tensors that need it, each with all of its parts."""
+    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for name in names:
+        for part in held.parts_of(name):
+            found.setdefault(part, []).append((name, held.parts_of(name)))
+    return found
 
 
 def assembled(named: Iterable[tuple[str, torch.Tensor]], names: Sequence[str]) -> Iterator[tuple[str, Parts]]:
@@ -46,11 +56,13 @@ def assembled(named: Iterable[tuple[str, torch.Tensor]], names: Sequence[str]) -
 
 def pieces(parts: Mapping[str, torch.Tensor], rank: Rank) -> list[torch.Tensor] | None:
     """What ``rank`` keeps of the parts, one under the other; None where that is not known."""
-    cuts = [held.cut(part, tensor.shape, rank) for part, tensor in parts.items()]
-    known = [cut for cut in cuts if cut is not None]
-    if len(known) < len(cuts):
-        return None
-    return [_piece(tensor, cut) for tensor, cut in zip(parts.values(), known, strict=True)]
+    found: list[torch.Tensor] = []
+    for part, tensor in parts.items():
+        cut = held.cut(part, tensor.shape, rank)
+        if cut is None:
+            return None
+        found.append(_piece(tensor, cut))
+    return found
 
 
 def _piece(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:

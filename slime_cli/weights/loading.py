@@ -9,9 +9,15 @@ This runs in the engine's process, so it imports nothing of the trainer's.
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+
+from slime_cli.weights import progress
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +58,18 @@ class _Copies:
 @dataclasses.dataclass(frozen=True)
 class _Plan:
     places: list[_Own]
-    copies: list[_Copies]
+    parts: list[list[_Copies]]
+
+
+Opening = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+"""A function and its arguments, which give a buffer's bytes in the process that calls it: shape [bytes], uint8."""
+Announced = tuple[str, int, int | None, tuple[int, ...]]
+"""Where the writer's counts are, which of its engines this one is, and how many parts there were before this bucket
+(:mod:`slime_cli.weights.progress`), None where all of it is written; and for each of its parts, how many tensors are in
+it and in those before."""
+Described = tuple[str, Opening, Announced | None]
+"""What :func:`described` says of a bucket, its buffer, and how far it is written; None: all of it is, and the writer
+has no counts."""
 
 
 def described(places: Sequence[tuple[str, str, Sequence[int], int, int]]) -> str:
@@ -61,36 +78,73 @@ def described(places: Sequence[tuple[str, str, Sequence[int], int, int]]) -> str
     return json.dumps(places, separators=(",", ":"))
 
 
-def load(model: torch.nn.Module, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """``named``: one pair, of what :func:`described` has said and the buffer, shape [bytes], uint8.
+def load(model: torch.nn.Module, named: Sequence[tuple[Described, torch.Tensor]]) -> None:
+    """``named``: one pair, of what is to be loaded, and of nothing: SGLang wants a tensor.
 
     Returns when the buffer is read. Raises ValueError for a tensor that the model has not, or not so: SGLang ends the
-    engine then, as it does with its own formats."""
-    ((text, buffer),) = named
-    plan = _plan(model, text)
+    engine then, as it does with its own formats. A bucket that was announced ends no engine: where it does not fit or
+    will not be written, the log says so, and the sender sees that it was not counted as loaded."""
+    (((text, (opened, arguments), announced), _),) = named
+    path, engine, before, ends = announced or ("", 0, None, ())
+    if before is None:
+        _copy(_planned(model, text, ()), opened(*arguments), lambda part: None)
+        if path:
+            progress.come(path, engine)
+        return
+    try:
+        plan = _planned(model, text, ends)
+        with progress.Waiting(path, engine, before, len(plan.parts)) as waiting:
+            try:
+                buffer = opened(*arguments)
+            except RuntimeError as error:  # the writer has ended just now
+                raise progress.NotWritten(f"its buffer cannot be opened: {error}") from None
+            _copy(plan, buffer, waiting.part)
+            waiting.loaded()
+    except (progress.NotWritten, ValueError) as error:
+        _log.warning("a bucket of weights was announced and is not loaded: %s", error)
+
+
+def _copy(plan: _Plan, buffer: torch.Tensor, ready: Callable[[int], None]) -> None:
+    """All parts in order, each when ``ready`` returns; when this does, however, the buffer is read no more."""
+    try:
+        with torch.no_grad():
+            for number, part in enumerate(plan.parts, 1):
+                ready(number)
+                for copies in part:
+                    copies.do(buffer)
+    finally:
+        if buffer.is_cuda:
+            torch.cuda.current_stream(buffer.device).synchronize()
+
+
+def _planned(model: torch.nn.Module, text: str, ends: tuple[int, ...]) -> _Plan:
+    """The plan of a bucket, for the tensors that the model has now."""
+    plan = _plan(model, text, ends)
     if not all(own.is_there() for own in plan.places):
         _plan.cache_clear()
-        plan = _plan(model, text)
-    with torch.no_grad():
-        for copies in plan.copies:
-            copies.do(buffer)
-    if buffer.is_cuda:
-        torch.cuda.current_stream(buffer.device).synchronize()
+        plan = _plan(model, text, ends)
+    return plan
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(model: torch.nn.Module, text: str) -> _Plan:
+def _plan(model: torch.nn.Module, text: str, ends: tuple[int, ...]) -> _Plan:
+    """``ends``: of the parts; empty: there is one."""
     owns = _owns(model)
     places: list[_Own] = []
+    parts: list[list[_Copies]] = []
     by_dtype: dict[torch.dtype, _Copies] = {}
-    for name, dtype, shape, begin, end in json.loads(text):
+    described = json.loads(text)
+    for number, (name, dtype, shape, begin, end) in enumerate(described, 1):
         own = owns.get(name)
         if own is None or list(own.tensor.shape) != shape or str(own.tensor.dtype) != f"torch.{dtype}":
             has = "none" if own is None else f"{own.tensor.dtype} {list(own.tensor.shape)}"
             raise ValueError(f"weights for {name}, {dtype} {shape}: the engine has {has}")
         places.append(own)
         by_dtype.setdefault(own.tensor.dtype, _Copies(own.tensor.dtype)).add(own.tensor, begin, end)
-    return _Plan(places, list(by_dtype.values()))
+        if number in (ends or (len(described),)):
+            parts.append(list(by_dtype.values()))
+            by_dtype = {}
+    return _Plan(places, parts)
 
 
 def _owns(model: torch.nn.Module) -> Mapping[str, _Own]:

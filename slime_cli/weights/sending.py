@@ -1,18 +1,21 @@
 """The present weights of the trainer's ranks into engines, straight from memory. Each rank keeps one :class:`Sender`.
 
-Rank 0 speaks to the engines. While they load one bucket the ranks gather and write the next: two buckets of
+Rank 0 speaks to the engines. While they load one bucket the ranks gather and write the next, and engines of one rank
+with slime's loader load a bucket while it is written (:mod:`slime_cli.weights.announcing`): two buckets of
 ``--update-weight-buffer-size`` bound the memory. Every rank goes through all tensors whatever becomes of the engines,
 for the others wait for it in each gathering; engines that failed are the answer, not an error. An engine with a part of
 the new weights is spoilt: the caller has marked it before (:mod:`slime_cli.weights.transports.memory`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import distributed
 
 from slime_cli import engine_api
 from slime_cli.weights import buckets, engine_tensors, shared
+from slime_cli.weights.announcing import Announcing, Known
 from slime_cli.weights.group import BrokenError, Group
 from slime_cli.weights.held import Rank
 from slime_cli.weights.posting import Posting
@@ -33,6 +36,7 @@ class Sender:
         self._own = buckets.Buffers(lambda size: _Own(size, device))
         self._group: Group | None = None
         self._session = engine_api.Session(LOAD_TIMEOUT)
+        self._known = Known()
         self._texts: dict[int, tuple[str, list[shared.Opening], list[buckets.Place], list[str]]] = {}
 
     def send(self, named: Named, how: Sending, most: int) -> dict[str, str]:
@@ -63,21 +67,36 @@ class Sender:
         form = ("placed" if loaders else "direct") if how.tensors else "flattened"
         body = {"load_format": _FORMS[form][0], "flush_cache": False}
         pieces = _as_kept(named, how.tensors) if how.tensors else _whole(named)
-        packed = buckets.packed(pieces, self._shared, limit=how.buffer, most=most, mixed=True)
+        ahead = self._ahead(how, posting, body) if form == "placed" and not together else None
+        packed = buckets.packed(pieces, self._shared, limit=how.buffer, most=most, mixed=True, follower=ahead)
         try:
             for number, bucket in enumerate(packed):
                 bucket.memory.written()
-                openings = _of_all(bucket.memory.opening) if together else [bucket.memory.opening]
-                if self.rank == 0:
-                    texts = self._described(number, openings, bucket, form)
-                    posting.put(lambda url, texts=texts: body | {_TENSORS: [texts[s] for s in sources[url]]})
-                    posting.wait(1)
+                if ahead is not None:
+                    ahead.done(bucket)
+                else:
+                    openings = _of_all(bucket.memory.opening) if together else [bucket.memory.opening]
+                    if self.rank == 0:
+                        texts = self._described(number, openings, bucket, form)
+                        posting.put(lambda url, texts=texts: body | {_TENSORS: [texts[s] for s in sources[url]]})
+                posting.wait(1)
                 if together:  # the buffer that is filled next is free
                     distributed.barrier()
             posting.wait(0)
-            return posting.failed
+            return posting.failed | (ahead.end(posting.left) if ahead else {})
         finally:
+            if ahead is not None:
+                ahead.give_up()
             posting.close()
+
+    def _ahead(self, how: Sending, posting: Posting, body: dict[str, Any]) -> Announcing:
+        """What tells engines of buckets before they are written."""
+
+        def post(text: Callable[[str], str]) -> None:
+            posting.put(lambda url: body | {_TENSORS: [text(url)]})
+
+        layouts = self._known.layouts((how.buffer, how.tensors))
+        return Announcing(self._known, layouts, [receiver.url for receiver in how.receivers], post)
 
     def _described(
         self, number: int, openings: list[shared.Opening], bucket: buckets.Bucket[shared.Shared], form: str
@@ -135,7 +154,7 @@ _TENSORS = "serialized_named_tensors"
 _FORMS = {
     "flattened": ("flattened_bucket", shared.flattened),
     "direct": ("direct", shared.direct),
-    "placed": (engine_api.LOADER, shared.placed),
+    "placed": (engine_api.LOADER, lambda opening, bucket: shared.placed(opening, shared.described(bucket.places))),
 }
 """SGLang's load format, and what writes a bucket so."""
 
@@ -167,8 +186,9 @@ def _whole(named: Named) -> Iterator[buckets.Pieces]:
 
 def _as_kept(named: Named, tensors: Sequence[str]) -> Iterator[buckets.Pieces]:
     """The tensors of an engine of one rank."""
+    alone = Rank()
     for name, parts in engine_tensors.assembled(named, tensors):
-        pieces = engine_tensors.pieces(parts, Rank())
+        pieces = engine_tensors.pieces(parts, alone)
         assert pieces is not None  # it was proven
         yield name, pieces
 

@@ -18,16 +18,14 @@ import os
 import pickle
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from slime_cli.weights import loading
-from slime_cli.weights.buckets import Bucket
-
-Opening = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
-"""A function and its arguments, which give the buffer's bytes in the process that calls it."""
+from slime_cli.weights.buckets import Bucket, Place
+from slime_cli.weights.loading import Announced, Opening
 
 
 class Shared:
@@ -109,10 +107,16 @@ def direct(opening: Opening, bucket: Bucket[Any]) -> str:
     return _text(named)
 
 
-def placed(opening: Opening, bucket: Bucket[Any]) -> str:
-    """The same for :func:`slime_cli.weights.loading.load`, of engines that were started with it."""
-    places = [(p.name, str(p.dtype).removeprefix("torch."), p.shape, p.begin, p.end) for p in bucket.places]
-    return _text([(loading.described(places), _Made(*opening))])
+def placed(opening: Opening, described: str, announced: Announced | None = None) -> str:
+    """The same for :func:`slime_cli.weights.loading.load`, of engines that were started with it. ``described``: what
+    :func:`described` says of the bucket; ``announced``: how far it is written, where it is not yet. The loader opens
+    the buffer: where SGLang's unpickler does and cannot, since the trainer was killed, the engine ends."""
+    return _text([((described, opening, announced), _Made(torch.empty, (0,)))])
+
+
+def described(places: Sequence[Place]) -> str:
+    """What a bucket has, as the loader reads it."""
+    return loading.described([(p.name, str(p.dtype).removeprefix("torch."), p.shape, p.begin, p.end) for p in places])
 
 
 def _text(payload: object) -> str:

@@ -12,6 +12,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -22,7 +24,7 @@ from safetensors.torch import load_file
 from slime_cli import engine_api, manifests
 from slime_cli.errors import EngineError
 from slime_cli.serving import control
-from slime_cli.weights import posting
+from slime_cli.weights import announcing, posting
 from slime_cli.weights.transports.memory import SPOILT, Memory
 from tests.end_to_end.conftest import slime, start
 from tests.end_to_end.test_delta_sync import WORDS
@@ -163,6 +165,81 @@ def test_two_trainer_ranks_send_what_they_have_together(served, tmp_path):
     done = slime("train", *words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["engines_verified"] is True
+
+
+class Stopping(dict):
+    """Weights of which the export fails in the middle."""
+
+    def items(self):
+        for number, item in enumerate(super().items()):
+            if number == len(self) // 2:
+                raise RuntimeError("no more of them")
+            yield item
+
+
+@pytest.mark.parametrize("buffer", [TENSOR, 1 << 30])
+def test_an_engine_that_is_told_ahead_has_every_bit_and_lives_when_it_does_not_come(url, weights, buffer, monkeypatch):
+    monkeypatch.setattr(announcing, "PART", TENSOR)
+    learner = MemoryRank(weights)
+    transport = Memory("ipc", buffer=buffer)
+
+    def sync(step, named):
+        learner.step, learner.weights = step, named
+        version = transport.write(learner, step)
+        transport.send(version, [url], flush=True)
+        (proof,) = transport.verify(version, [url])
+        assert (proof.kind, proof.version) == ("checksum", f"v{step:06d}")
+
+    for step in (1, 2, 3, 4):  # the places are proven, then known, then announced
+        sync(step, moved(weights, 0.01 * step))
+    assert learner.sender._known.counts.loaded(0) > 1, "parts that the engine's loader counted"
+    with pytest.raises(RuntimeError, match="no more of them"):
+        sync(5, Stopping(moved(weights, 0.05)))
+    assert engine_api.get(url, "/model_info")["weight_version"] == f"v000005{SPOILT}"
+    for step in (6, 7, 8):
+        sync(step, moved(weights, 0.01 * step))
+
+
+WRITER = """
+import sys, time
+from safetensors.torch import load_file
+from slime_cli.weights import announcing
+from slime_cli.weights.transports.memory import Memory
+from tests.ranks import MemoryRank
+announcing.PART = 4096
+weights = load_file(sys.argv[2])
+learner = MemoryRank(weights, 1)
+transport = Memory("ipc")
+for _ in range(2):
+    version = transport.write(learner, 1)
+    transport.send(version, [sys.argv[1]], flush=True)
+    transport.verify(version, [sys.argv[1]])
+class Stalled(dict):
+    def items(self):
+        for number, item in enumerate(super().items()):
+            if number == len(self) // 2:
+                print("stalled", flush=True)
+                time.sleep(100)
+            yield item
+learner.step, learner.weights = 2, Stalled(weights)
+transport.send(transport.write(learner, 2), [sys.argv[1]], flush=True)
+"""
+
+
+def test_an_engine_lives_when_the_trainer_is_killed_in_the_middle_of_a_bucket_that_it_was_told_of(served, url, weights):
+    model = served / "model" / "model.safetensors"
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, url, model], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None and writer.stdout.readline() == "stalled\n"
+    writer.kill()
+    writer.wait(20)
+    begun = time.monotonic()
+    learner = MemoryRank(moved(weights, 0.07), step=3)
+    assert engine_api.get(url, "/model_info")["weight_version"] == f"v000002{SPOILT}"
+    transport = Memory("ipc")
+    version = transport.write(learner, 3)
+    transport.send(version, [url], flush=True)
+    assert [proof.kind for proof in transport.verify(version, [url])] == ["checksum"]
+    assert time.monotonic() - begun < 30
 
 
 # -- 3 -----------------------------------------------------------------------------------------------------------------

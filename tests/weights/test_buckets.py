@@ -14,6 +14,9 @@ class Buffer:
     def __init__(self, size):
         self.flat = torch.zeros(size, dtype=torch.uint8)
 
+    def written(self):
+        pass
+
 
 def named(shapes):
     torch.manual_seed(0)

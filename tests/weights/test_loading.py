@@ -35,7 +35,8 @@ def load(model: torch.nn.Module, weights: dict[str, torch.Tensor], limit: int = 
     pieces = ((name, [tensor]) for name, tensor in weights.items())
     sent = 0
     for bucket in buckets.packed(pieces, buffers, limit=limit, most=1 << 20, mixed=True):
-        loading.load(model, pickle.loads(base64.b64decode(shared.placed(bucket.memory.opening, bucket))))
+        text = shared.placed(bucket.memory.opening, shared.described(bucket.places))
+        loading.load(model, pickle.loads(base64.b64decode(text)))
         sent += 1
     return sent
 
