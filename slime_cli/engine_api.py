@@ -18,6 +18,8 @@ from slime_cli.errors import EngineError, together
 T = TypeVar("T")
 LOADER = "slime_cli.weights.loading.load"
 """The function by which engines that slime starts load buckets of shared memory (``--custom-weight-loader``)."""
+RELOADER = "slime_cli.weights.reloading.load"
+"""The one by which they load a version of quantised weights."""
 _SPELLED = {"half": "float16", "float": "float32", "": "auto"}
 _FLUSH_AGAIN = 0.2
 """Seconds."""

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from slime_cli.manifests import layout
-from slime_cli.weights import publish, sums, tensor_sums
+from slime_cli.weights import publish, quantised, sums, tensor_sums
 from slime_cli.weights.base import Base
 from slime_cli.weights.sending import Sender
 from slime_cli.weights.transport import FULL, Asked, Sending, Writing
@@ -30,9 +30,11 @@ class Ranks:
         self.ways.append(how)
         target = pathlib.Path(folder)
         publish.prepare(target, str(self.model), delta=how.base is not None)
+        form = quantised.publishing(self.model) if (self.model / "config.json").exists() else None
         parts = []
         for rank, base in enumerate(self.bases):
             share = publish.owned(self.weights.items(), rank, len(self.bases))
+            share = share if form is None else form.through(share)
             parts.append(base.write(share, target, f"{rank:05d}-" if len(self.bases) > 1 else "", how))
         described = publish.described(version, layout.step_of(version) or 0, "r")
         fields = dict(base=how.base, base_digest=how.base_digest, encoding=how.encoding)

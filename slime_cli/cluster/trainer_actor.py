@@ -228,8 +228,9 @@ class TrainerRank:
             publish.prepare(pathlib.Path(target), self.hf_checkpoint, delta=alone)
 
     def publish(self, target: str, how: Writing) -> Part:
-        """Writes this rank's share of the present weights, or of what has changed in them; all ranks gather."""
-        from slime_cli.weights import publish
+        """Writes this rank's share of the present weights, or of what has changed in them, in the format of the HF
+        checkpoint; all ranks gather."""
+        from slime_cli.weights import publish, quantised
 
         folder = pathlib.Path(target)
         prefix = f"{self.rank:05d}-" if self.world_size > 1 else ""
@@ -237,8 +238,11 @@ class TrainerRank:
         with disk.naming(target), self.tracer.span("export") as about, peak.during(about):
             if how.encoding == "adapter":
                 return self._adapter(folder)
-            named = publish.owned(self.bridge.export(self.trainer.policy.model), self.rank, self.world_size)
-            return self.published.write(named, folder, prefix, how)
+            form = quantised.publishing(self.hf_checkpoint)
+            # What is converted is converted where the weights are.
+            exported = self.bridge.export(self.trainer.policy.model, cpu=form is None or self.device.kind == "cpu")
+            named = publish.owned(exported, self.rank, self.world_size)
+            return self.published.write(named if form is None else form.through(named), folder, prefix, how)
 
     def _adapter(self, folder: pathlib.Path) -> Part:
         """The LoRA adapter, which rank 0 writes for all, and what this rank computes of its probe."""

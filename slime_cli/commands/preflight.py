@@ -17,7 +17,7 @@ from slime_cli.hardware import device as hardware
 from slime_cli.hooks import kinds
 from slime_cli.hooks.table import KINDS
 from slime_cli.manifests import layout
-from slime_cli.models import architecture, tiny
+from slime_cli.models import architecture, schemes, tiny
 from slime_cli.options import adapters, own, roles
 from slime_cli.options.checks.functions import of_user
 from slime_cli.options.evaluations import EvaluationSet, evaluation_sets
@@ -183,6 +183,12 @@ def _fits(phase: Resolved, found: dict[str, Any]) -> None:
         architecture.to_derive(found, phase.megatron | of_critic, f"{model}, for the critic,")
     if s.loss_type == "sft_loss":
         return
+    if (scheme := schemes.of_config(found)) is not None and s.update_weight_transport != "disk":
+        raise UsageError(
+            f"--update-weight-transport {s.update_weight_transport}: the weights of {model} are quantised"
+            f" ({scheme.words}), which engines repack",
+            "leave it out: files suit them",
+        )
     context = architecture.context_length(found, phase.sglang.get("context_length"))
     if context is not None:
         train_data.check_lengths(s, context)

@@ -100,9 +100,9 @@ def _push(args: argparse.Namespace, say: Say) -> None:
         pushing = _pushing(args, attached, say)
 
         def check(model: pathlib.Path) -> None:
-            matching.require(str(model), attached.endpoint, pushing.urls, None, say)
+            matching.require(str(model), attached.endpoint, pushing.urls, None, say, quantises=True)
 
-        _say_proofs(pushing.push(_published(args, say, check)), say)
+        _say_proofs(pushing.push(_published(args, say, check, attached.endpoint.model)), say)
 
 
 def _publish_only(args: argparse.Namespace, say: Say) -> None:
@@ -169,16 +169,19 @@ def _say_proofs(proofs: Sequence[Proof], say: Say) -> None:
         say(f"{proof.url} verified at {proof.version}: {proof.tensors} tensors, {SHOWN[proof.kind]}")
 
 
-def _published(args: argparse.Namespace, say: Say, check: Callable[[pathlib.Path], None]) -> "Folder":
-    """The version that --load is, or one made from the checkpoint there. ``check`` refuses a model."""
-    from slime_cli.models import whole
+def _published(
+    args: argparse.Namespace, say: Say, check: Callable[[pathlib.Path], None], served: str | None = None
+) -> "Folder":
+    """The version that --load is, or one made from the checkpoint there. ``check`` refuses a model. ``served``: the
+    folder of the engines' model, in whose format the version is, where that is quantised and the weights are not."""
+    from slime_cli.models import architecture, schemes, whole
     from slime_cli.weights import applying
     from slime_cli.weights.folder import if_whole, opened
 
     source = pathlib.Path(args.load)
     if not source.exists():
         raise DataError(f"--load {source}: no such folder", "point at a checkpoint or a published version")
-    is_checkpoint = checkpoints.any_in(source)
+    is_checkpoint = checkpoints.any_in(source) and not (source / "config.json").is_file()
     if args.ckpt_step is not None and not is_checkpoint:
         raise UsageError(
             f"--ckpt-step {args.ckpt_step}: --load {source} holds no torch_dist checkpoints", "leave it out"
@@ -203,9 +206,12 @@ def _published(args: argparse.Namespace, say: Say, check: Callable[[pathlib.Path
             f"--publish {root}: {root / name} holds the weights that are to be published", "give another folder"
         )
     disk.writable(root, "--publish")
-    say(f"publishing {source} as {name}")
+    if schemes.settings(architecture.read_config(str(hf))):
+        served = None
+    form = schemes.of_config(architecture.read_config(served)) if served else None
+    say(f"publishing {source} as {name}" + (f", {form.words} as {served}" if form else ""))
     with _alone(root):
-        _publish(hf, root / name, step, source)
+        _publish(hf, root / name, step, source, served if form else None)
     return opened(root / name)
 
 
@@ -237,12 +243,13 @@ def _converted(
     return convert.as_hf(newest, root / "hf", say=say, run=conversion.run)
 
 
-def _publish(hf: pathlib.Path, target: pathlib.Path, step: int, source: pathlib.Path) -> None:
-    """The weights of an HF folder as a version, a tensor at a time; what was there stays until it is whole."""
+def _publish(hf: pathlib.Path, target: pathlib.Path, step: int, source: pathlib.Path, served: str | None) -> None:
+    """The weights of an HF folder as a version, a tensor at a time; what was there stays until it is whole.
+    ``served``: a quantised model in whose format they are written."""
     from safetensors import safe_open
 
     from slime_cli.models import headers
-    from slime_cli.weights import publish
+    from slime_cli.weights import publish, quantised
     from slime_cli.weights.folder import remove
 
     def tensors() -> Iterator[tuple[str, Any]]:
@@ -253,7 +260,9 @@ def _publish(hf: pathlib.Path, target: pathlib.Path, step: int, source: pathlib.
 
     new = target.with_name(f".{target.name}")
     with disk.naming(target):
-        publish.write(tensors(), new, hf_checkpoint=str(hf), version=target.name, step=step, run=str(source))
+        form = quantised.publishing(served) if served else None
+        named = form.through(tensors()) if form else tensors()
+        publish.write(named, new, hf_checkpoint=served or str(hf), version=target.name, step=step, run=str(source))
         if target.exists():
             remove(target)
         new.rename(target)

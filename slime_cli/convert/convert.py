@@ -22,7 +22,7 @@ from slime_cli import manifests
 from slime_cli.errors import DataError, UsageError
 from slime_cli.hardware import device as hardware
 from slime_cli.manifests import checkpoints, layout, pickles
-from slime_cli.models import architecture, lora, whole
+from slime_cli.models import architecture, lora, schemes, whole
 from slime_cli.models.describe import checkpoint_manifest, file_hash
 from slime_cli.models.families import FAMILIES
 from slime_cli.models.headers import INDEX
@@ -332,10 +332,8 @@ def _finish_hf(folder: pathlib.Path, config: dict[str, Any]) -> None:
 
     The weights are no longer quantised, if they were, and the config must not say so.
     """
-    if "quantization_config" in config:
-        manifests.write_json(
-            folder / "config.json", {key: value for key, value in config.items() if key != "quantization_config"}
-        )
+    if schemes.settings(config):
+        manifests.write_json(folder / "config.json", schemes.without(config))
     tensors = manifests.read(folder / layout.MANIFEST, manifests.Weights).tensors
     (folder / layout.MANIFEST).unlink()
     shards = sorted({tensor.file for tensor in tensors.values()})

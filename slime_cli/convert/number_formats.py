@@ -11,13 +11,13 @@ import fnmatch
 import os
 import pathlib
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from slime_cli.errors import DataError, UsageError
-from slime_cli.models import architecture, headers, quantise
+from slime_cli.models import architecture, headers, quantise, schemes
 from slime_cli.models.headers import INDEX, STATE
 
 FLOATS = {"F32", "F16", "BF16"}
@@ -144,7 +144,7 @@ class Format(abc.ABC):
 class ToFp8(Format):
     """DeepSeek-V3's block format, or compressed-tensors' for one scale a row or a matrix."""
 
-    strategy: str = "block"
+    strategy: Literal["block", "channel", "tensor"] = "block"
     block: tuple[int, int] = quantise.BLOCK
     scale_fmt: str | None = None
     ignore: tuple[str, ...] = ()
@@ -165,8 +165,9 @@ class ToFp8(Format):
         return Plan(converted, notes=notes)
 
     def convert(self, source: Source, name: str, device: str) -> Tensors:
-        values, scale = quantise.quantise_fp8(source.read(name).to(device), self.strategy, self.block, self.scale_fmt)
-        return {name: values, name + ("_scale_inv" if self.strategy == "block" else "_scale"): scale}
+        suffix: Literal["_scale_inv", "_scale"] = "_scale_inv" if self.strategy == "block" else "_scale"
+        scheme = schemes.Fp8(self.strategy, self.block, self.scale_fmt, suffix)
+        return quantise.stored(name, source.read(name).to(device), scheme)
 
     def configure(self, source: Source, plan: Plan) -> dict[str, Any]:
         if self.strategy == "block":
@@ -205,8 +206,7 @@ class ToInt4(Format):
         return Plan(converted, notes=_stack_note(source, converted))
 
     def convert(self, source: Source, name: str, device: str) -> Tensors:
-        stored = quantise.quantise_int4(source.read(name).to(device), self.group, self.symmetric)
-        return {name + suffix: tensor for suffix, tensor in stored.items()}
+        return quantise.stored(name, source.read(name).to(device), schemes.Int4(self.group, self.symmetric))
 
     def configure(self, source: Source, plan: Plan) -> dict[str, Any]:
         weights = {
@@ -232,7 +232,7 @@ class FromFp8(Format):
         return Plan(frozenset(converted), frozenset(scales))
 
     def convert(self, source: Source, name: str, device: str) -> Tensors:
-        found = _quantisation(source.config)
+        found = schemes.settings(source.config)
         groups = [
             (group.get("weights") or {}).get("block_structure") for group in (found.get("config_groups") or {}).values()
         ]
@@ -290,7 +290,7 @@ class FromInt4(Format):
 def _matrices(source: Source, ignore: tuple[str, ...]) -> frozenset[str]:
     """Weights of linear layers and of stacked experts, less those of ``KEPT`` and ``ignore``. Raises what makes the
     result unusable."""
-    if _quantisation(source.config):
+    if schemes.settings(source.config):
         raise DataError(
             f"{source.folder / 'config.json'}: the model is quantised",
             "convert it back first: fp8-to-bf16 or int4-to-bf16",
@@ -372,13 +372,6 @@ def _stack_note(source: Source, converted: frozenset[str]) -> tuple[str, ...]:
 # -- config.json -------------------------------------------------------------------------------------------------------
 
 
-def _quantisation(config: dict[str, Any]) -> dict[str, Any]:
-    text = config.get("text_config") or {}
-    return (
-        config.get("quantization_config") or config.get("compression_config") or text.get("quantization_config") or {}
-    )
-
-
 def _compressed(source: Source, plan: Plan, form: str, weights: dict, inputs: dict | None) -> dict[str, Any]:
     """compressed-tensors' settings. Its ``ignore`` is exact names, which SGLang also finds inside longer ones: there a
     regex helps."""
@@ -408,7 +401,7 @@ def _quantised(source: Source, found: dict[str, Any]) -> dict[str, Any]:
 def with_dtype(config: dict[str, Any], only: str | None) -> dict[str, Any]:
     """``config`` without quantisation, with bfloat16 for the dtype ``only`` (None: for any), in a nested text model as
     well."""
-    out = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
+    out = schemes.without(config)
     for key in ("dtype", "torch_dtype"):
         if key in out and only in (None, out[key]):
             out[key] = "bfloat16"

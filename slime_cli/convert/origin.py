@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from slime_cli.errors import DataError
 from slime_cli.models import tensors
+from slime_cli.models.whole import OF_QUANTISATION
 
 if TYPE_CHECKING:
     import torch
@@ -39,19 +40,19 @@ def kept(
     no place for.
 
     They are not trained, so they are copied unchanged. Raises DataError when others are missing, but for what can be
-    computed anew: rotary frequencies, scales of weights that were quantised, a tied output weight.
+    computed anew: rotary frequencies, scales and packed values of weights that were quantised, a tied output weight.
     """
     from safetensors import safe_open
 
     further = {name for name in missing if tensors.further(name, layers)}
     vision = {name for name in missing if tensors.vision(name)}
     lost = sorted(
-        name for name in missing - further - vision if not tensors.computed(name) and not name.endswith("_scale_inv")
+        name for name in missing - further - vision if not tensors.computed(name) and not name.endswith(OF_QUANTISATION)
     )
     if lost:
         what = f"Megatron's model has no place for {len(lost)} tensors, the first: {lost[0]}"
         raise DataError(f"{source}: {what}", "this variant of the architecture is not supported")
-    if any(name.endswith("_scale_inv") for name in further):
+    if any(name.endswith(OF_QUANTISATION) for name in further):
         say("the quantised multi-token-prediction (MTP) layers are left out")
         further = set()
     if further:

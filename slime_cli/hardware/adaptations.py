@@ -241,5 +241,11 @@ TIED_OUTPUT = Adaptation(
     why="megatron-bridge asks the config, where its own providers put it and Megatron does not",
     test="tests/weights/test_bridge.py",
 )
+QUANTISED_READ = Adaptation(
+    library="megatron-bridge",
+    what="the tensors of a quantised checkpoint are those that it stands for, in bfloat16",
+    why="megatron-bridge reads FP8 of DeepSeek's models alone",
+    test="tests/weights/test_quantised.py",
+)
 
 ALL: dict[str, Adaptation] = {name: value for name, value in globals().items() if isinstance(value, Adaptation)}

@@ -100,7 +100,14 @@ def prepare_trainer() -> Device:
 
 def check_engine(config: dict) -> None:
     """Raises UsageError for a model (its HF ``config.json``) that SGLang cannot serve on this device."""
-    if find().kind == "cpu" and "num_experts_per_tok" in config:
+    if find().kind == "cuda":
+        return
+    if config.get("quantization_config") or config.get("compression_config"):
+        raise UsageError(
+            "SGLang's stock wheel has no kernels for quantised weights on a CPU",
+            "run the engines on a GPU (--rollout-endpoint can name them), or give a checkpoint of bfloat16 weights",
+        )
+    if "num_experts_per_tok" in config:
         raise UsageError(
             "SGLang's stock wheel has no kernels for mixtures of experts on a CPU",
             "run the engines on a GPU (--rollout-endpoint can name them); the trainer runs on either",

@@ -8,6 +8,7 @@ vision (Qwen3.5) the language model alone is built, so its mappings lose their p
 
 import copy
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from megatron.bridge.models.conversion.param_mapping import (
     ReplicatedMapping,
     RMSNorm2ZeroCenteredRMSNormMapping,
 )
+from megatron.bridge.models.hf_pretrained.state import StateDict, StateSource
 from megatron.bridge.models.minimax_m2.minimax_m2_bridge import _FullDimQKNormMapping
 from megatron.bridge.models.qwen.qwen2_bridge import Qwen2Bridge
 from megatron.core.models.gpt import GPTModel
@@ -57,6 +59,24 @@ class LocalBridge(AutoBridge):
         known = bridge.mapping_registry
         adaptations.EXPERTS_BY_LOCAL_NAMES.replace(bridge, mapping_registry=lambda: with_local_names(known()))
         return bridge
+
+    def read_from(self, names: list[str], read: Callable[[str], torch.Tensor]) -> None:
+        """The checkpoint's tensors are ``names``, and ``read`` gives each, whatever its files hold."""
+        adaptations.QUANTISED_READ.replace(self.hf_pretrained, _state_dict_accessor=StateDict(_Read(names, read)))
+
+
+class _Read(StateSource):
+    """Tensors that a function gives."""
+
+    def __init__(self, names: list[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names = names
+        self._tensor = read
+
+    def get_all_keys(self) -> list[str]:
+        return self._names
+
+    def load_tensors(self, keys: list[str]) -> dict[str, torch.Tensor]:
+        return {key: self._tensor(key) for key in keys}
 
 
 def with_local_names(registry: MegatronMappingRegistry) -> MegatronMappingRegistry:

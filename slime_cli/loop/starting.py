@@ -13,7 +13,7 @@ from slime_cli.buffer.records import Commit
 from slime_cli.cluster.learner import Learner
 from slime_cli.loop import resuming
 from slime_cli.manifests import checkpoints, layout
-from slime_cli.models import architecture
+from slime_cli.models import architecture, schemes
 from slime_cli.options import roles
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
@@ -64,8 +64,12 @@ class Start:
         start = None
         if resuming.needs_start(self.options.slime, commits):
             start = start_from or resuming.start(self.options.slime, self.say)
+        scheme = schemes.of_config(architecture.read_config(self.model))
         if start or not commits:
-            self.say(f"{self.name}: the weights of {start or self.model}")
+            restored = f", restored from {scheme.words}" if scheme and not start else ""
+            self.say(f"{self.name}: the weights of {start or self.model}{restored}")
+        if scheme and self.options.slime.generates:
+            self.say(f"{self.name}: versions are published as {scheme.words}, the format of {self.model}")
         if start:
             self.learner.load(start, weights_only=True)
 

@@ -10,8 +10,8 @@ import pathlib
 from typing import Any
 
 from slime_cli.errors import DataError, UsageError
-from slime_cli.models import whole
-from slime_cli.models.families import DEQUANTISED, FAMILIES
+from slime_cli.models import schemes, whole
+from slime_cli.models.families import FAMILIES
 from slime_cli.options import catalogue
 from slime_cli.options.spec import expand, to_words
 
@@ -83,24 +83,14 @@ def name(config: dict[str, Any]) -> str:
 def megatron_args(config: dict[str, Any]) -> dict[str, Any] | None:
     """Options by dest, e.g. ``{"num_layers": 28, ...}``; None for an architecture that is not derived here.
 
-    Raises DataError for a known architecture with a feature that Megatron has no option for.
+    Raises DataError for a known architecture with a feature that Megatron has no option for, or in a format whose
+    weights :mod:`slime_cli.models.schemes` cannot make.
     """
     family = FAMILIES.get(name(config))
     if family is None:
         return None
-    _check_quantisation(config)
+    schemes.of_config(config)  # which refuses what cannot be trained
     return {dest: value for dest, value in family(config).items() if value is not None}
-
-
-def _check_quantisation(config: dict[str, Any]) -> None:
-    found = config.get("quantization_config") or {}
-    method = found.get("quant_method")
-    blocks = found.get("weight_block_size")
-    if method is not None and (name(config) not in DEQUANTISED or (method, blocks) != ("fp8", [128, 128])):
-        raise DataError(
-            f"config.json: the weights are quantised ({method})",
-            "give the checkpoint with bfloat16 weights of the same model",
-        )
 
 
 def argv(args: dict[str, Any]) -> list[str]:

@@ -394,6 +394,3 @@ FAMILIES: dict[str, Callable[[Config], Args]] = {
 }
 """HF architecture -> the function that knows it. All of them are known to megatron-bridge as well, but for dense GLM-4
 (:mod:`slime_cli.hardware.megatron_bridge`)."""
-
-DEQUANTISED = ("DeepseekV3ForCausalLM",)
-"""Architectures whose weights megatron-bridge reads from FP8 in blocks of 128 x 128 as well."""

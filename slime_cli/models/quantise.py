@@ -1,5 +1,5 @@
-"""Tensor maths of two quantised checkpoint formats, there and back. No files and no tensor names; called by
-``requantise``.
+"""Tensor maths of two quantised checkpoint formats, there and back. No files; called by ``requantise``, and by the
+trainer's ranks, which read such checkpoints and publish them.
 
 A weight is ``[out, in]`` or a stack of experts ``[experts, out, in]``, of which every expert is treated as a matrix of
 its own. What a format stores beside a weight is keyed by the suffix that its name gets: ``X.weight`` and
@@ -16,11 +16,13 @@ Every function raises :class:`DataError` with a message that continues a tensor'
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 from slime_cli.errors import DataError
+from slime_cli.models.schemes import Int4, Scheme
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
@@ -30,6 +32,33 @@ STRATEGIES = ("block", "channel", "tensor")
 _SMALLEST_SCALE = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-24}
 """By a scale's dtype. Below the smallest normal number a division may flush to zero; float16 starts so high that its
 subnormal numbers are needed."""
+
+
+# -- by scheme ---------------------------------------------------------------------------------------------------------
+
+
+def stored(name: str, weight: torch.Tensor, scheme: Scheme) -> dict[str, torch.Tensor]:
+    """What a checkpoint of ``scheme`` holds for the weight ``name``, by the tensors' names."""
+    if isinstance(scheme, Int4):
+        return {name + suffix: part for suffix, part in quantise_int4(weight, scheme.group, scheme.symmetric).items()}
+    values, scale = quantise_fp8(weight, scheme.strategy, scheme.block, scheme.scale_fmt)
+    return {name: values, name + scheme.suffix: scale}
+
+
+def restored(name: str, read: Callable[[str], torch.Tensor | None], scheme: Scheme) -> torch.Tensor:
+    """The bfloat16 weight ``name`` of what a checkpoint of ``scheme`` holds. ``read``: a tensor by its name there, None
+    where there is none."""
+    if isinstance(scheme, Int4):
+        shape = tuple(_there(read, f"{name}_shape").tolist())
+        packed, scale = _there(read, f"{name}_packed"), _there(read, f"{name}_scale")
+        return dequantise_int4(packed, scale, shape, read(f"{name}_zero_point"))
+    return dequantise_fp8(_there(read, name), _there(read, name + scheme.suffix), scheme.block)
+
+
+def _there(read: Callable[[str], torch.Tensor | None], name: str) -> torch.Tensor:
+    if (found := read(name)) is None:
+        raise DataError(f"needs {name}, which is not there", "the checkpoint is incomplete")
+    return found
 
 
 # -- FP8 ---------------------------------------------------------------------------------------------------------------

@@ -134,5 +134,5 @@ def engine_argv(resolved: Resolved, model: str) -> list[str]:
         needed |= hardware.gives_memory_back()
     merged = {k: v for k, v in needed.items() if not resolved.taken_back("sglang", k)} | resolved.sglang
     loaders = resolved.sglang.get("custom_weight_loader") or ()
-    merged["custom_weight_loader"] = [*loaders, engine_api.LOADER]
+    merged["custom_weight_loader"] = [*loaders, engine_api.LOADER, engine_api.RELOADER]
     return dataclasses.replace(resolved, sglang=merged).sglang_argv()

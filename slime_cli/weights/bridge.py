@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from slime_cli.errors import DataError
+from slime_cli.models import architecture, schemes
+from slime_cli.weights.quantised import Restored
 
 
 def _know_mimo() -> None:
@@ -54,7 +56,8 @@ def _on_any_rank(names: list[str]) -> list[str]:
 
 
 class Bridge:
-    """Moves weights between a model on these ranks and an HF checkpoint folder. All ranks call every method."""
+    """Moves weights between a model on these ranks and an HF checkpoint folder, whose tensors may be quantised. All
+    ranks call every method."""
 
     def __init__(self, hf_checkpoint: str, dtype: torch.dtype):
         self._source = hf_checkpoint
@@ -65,6 +68,9 @@ class Bridge:
             logging.getLogger("megatron.bridge").setLevel(logging.ERROR)
             _know_mimo()
             self._bridge = LocalBridge.from_hf_pretrained(hf_checkpoint, torch_dtype=dtype)
+        if (scheme := schemes.of_config(architecture.read_config(hf_checkpoint))) is not None:
+            restored = Restored(hf_checkpoint, scheme)
+            self._bridge.read_from(restored.names(), restored.read)
 
     def load(self, model: list) -> None:
         """HF weights into the model's parameters. Raises DataError for one that no tensor of the checkpoint gave:

@@ -19,7 +19,7 @@ import msgspec
 
 from slime_cli import engine_api, manifests
 from slime_cli.errors import DataError, UsageError
-from slime_cli.models import architecture, tensors
+from slime_cli.models import architecture, schemes, tensors
 
 _FIX = "give the model that the endpoint serves, or start one for yours: slime serve-rollout --hf-checkpoint {model}"
 
@@ -44,17 +44,24 @@ def identity(folder: str | os.PathLike) -> dict[str, Any]:
 
 
 def require(
-    folder: str, endpoint: manifests.Endpoint, urls: list[str], dtype: str | None, say: Callable[[str], None]
+    folder: str,
+    endpoint: manifests.Endpoint,
+    urls: list[str],
+    dtype: str | None,
+    say: Callable[[str], None],
+    *,
+    quantises: bool = False,
 ) -> None:
     """Raises DataError unless every engine at ``urls`` can take the weights of the model in ``folder``.
 
-    ``dtype``: what its trainer computes in; engines that compute in another are warned about.
+    ``dtype``: what its trainer computes in; engines that compute in another are warned about. ``quantises``: the caller
+    sends weights that are not quantised in the engines' format.
     """
     found = identity(folder)
     ours = Model(str(folder), architecture.name(found["config"]), **found)
     for url in urls:
         theirs = served(url, endpoint)
-        for difference in differences(ours, theirs):
+        for difference in differences(ours, theirs, quantises=quantises):
             raise DataError(
                 f"{folder} does not fit what {theirs.where} serves: {difference}", _FIX.format(model=folder)
             )
@@ -63,6 +70,7 @@ def require(
                 f"{url} drafts with {theirs.drafts}, into which SGLang would load the policy's weights as well",
                 "serve without --sglang-speculative-draft-model-path: a model's own MTP layers draft",
             )
+        _require_reloader(url, theirs.config or ours.config)
         if not theirs.config:
             say(
                 f"warning: the model of {theirs.where} can be read nowhere here, so its architecture alone was compared"
@@ -72,6 +80,20 @@ def require(
                 f"warning: {url} computes in {theirs.dtype}, the trainer in {dtype}, so log-probabilities differ: "
                 f"--sglang-dtype {dtype}"
             )
+
+
+def _require_reloader(url: str, config: dict[str, Any]) -> None:
+    """Raises UsageError for an engine that could not load quantised weights a second time. SGLang's own loader (0.5.16)
+    can for FP8 in blocks alone."""
+    scheme = schemes.of_config(config)
+    if scheme is None or isinstance(scheme, schemes.Fp8) and scheme.strategy == "block":
+        return
+    if engine_api.RELOADER not in (engine_api.get(url, "/server_info").get("custom_weight_loader") or ()):
+        raise UsageError(
+            f"{url} serves {scheme.words}, which it cannot load a second time",
+            f"start it with slime serve-rollout, or with --custom-weight-loader {engine_api.RELOADER} where slime is"
+            " installed",
+        )
 
 
 def require_no_prefix_cache(urls: list[str]) -> None:
@@ -124,8 +146,9 @@ def served(url: str, endpoint: manifests.Endpoint) -> Model:
     return Model(f"{url} ({folder})", named, config, known["tokenizer"], engine_api.dtype(server), drafts)
 
 
-def differences(ours: Model, theirs: Model) -> Iterator[str]:
-    """In words, the plainest first. What is not known of one of them is passed over."""
+def differences(ours: Model, theirs: Model, *, quantises: bool = False) -> Iterator[str]:
+    """In words, the plainest first. What is not known of one of them is passed over. ``quantises``: of
+    :func:`require`."""
     if ours.architecture != theirs.architecture:
         yield f"{ours.architecture}, not {theirs.architecture}"
     if not theirs.config:
@@ -138,6 +161,9 @@ def differences(ours: Model, theirs: Model) -> Iterator[str]:
     for name in [*one, *other] if one and other else ():
         if one.get(name) != other.get(name):
             yield f"{name} is {_shape(one.get(name))}, not {_shape(other.get(name))}"
+    one, other = (schemes.of_config(model.config) for model in (ours, theirs))
+    if one != other and not (quantises and one is None):
+        yield f"its weights are {_words(one)}, not {_words(other)}"
     one, other = (architecture.megatron_args(model.config) for model in (ours, theirs))
     if one is not None and other is not None:
         for dest in sorted(one.keys() | other.keys()):
@@ -145,6 +171,10 @@ def differences(ours: Model, theirs: Model) -> Iterator[str]:
                 yield f"{dest} is {one.get(dest)}, not {other.get(dest)}"
     if ours.tokenizer and theirs.tokenizer and ours.tokenizer != theirs.tokenizer:
         yield "its tokenizer has other entries, so answers would be decoded by the wrong one"
+
+
+def _words(scheme: schemes.Scheme | None) -> str:
+    return "not quantised" if scheme is None else scheme.words
 
 
 def _rows(config: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from slime_cli.weights import loading
+from slime_cli.weights import loading, reloading
 from slime_cli.weights.buckets import Bucket, Place
 from slime_cli.weights.loading import Announced, Opening
 
@@ -117,6 +117,11 @@ def placed(opening: Opening, described: str, announced: Announced | None = None)
 def described(places: Sequence[Place]) -> str:
     """What a bucket has, as the loader reads it."""
     return loading.described([(p.name, str(p.dtype).removeprefix("torch."), p.shape, p.begin, p.end) for p in places])
+
+
+def folder(path: str) -> str:
+    """A checkpoint's folder for :func:`slime_cli.weights.reloading.load`. SGLang wants a tensor beside the text."""
+    return _text([(reloading.described(path), _Made(torch.zeros, (1,)))])
 
 
 def _text(payload: object) -> str:

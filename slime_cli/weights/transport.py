@@ -18,6 +18,8 @@ from slime_cli.weights.held import Rank
 
 BUFFER = 512 << 20
 """Bytes that a rank has in memory beside the model while it writes: ``--update-weight-buffer-size``."""
+SPOILT = "-incomplete"
+"""Behind a version's name: what an engine reports while it may have a part of it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -165,11 +165,7 @@ def test_layers_of_slimes_own():
         ("MiniMaxM2ForCausalLM", dict(use_qk_norm=False), "use_qk_norm is False"),
         ("MiniMaxM2ForCausalLM", dict(attn_type_list=[1, 0, 1, 1]), "linear attention"),
         ("Qwen3NextForCausalLM", dict(mlp_only_layers=[1]), "mlp_only_layers is not empty"),
-        (
-            "Qwen3ForCausalLM",
-            dict(quantization_config=dict(quant_method="fp8", weight_block_size=[128, 128])),
-            "quantised \\(fp8\\)",
-        ),
+        ("Qwen3ForCausalLM", dict(quantization_config=dict(quant_method="gptq", bits=4)), "quantised by gptq"),
         ("DeepseekV3ForCausalLM", dict(quantization_config=dict(quant_method="compressed-tensors")), "quantised"),
     ],
 )

@@ -6,14 +6,15 @@ With ``local`` the engines load a copy near them in place of it. Torch-free.
 import pathlib
 from collections.abc import Callable, Sequence
 
-from slime_cli import engine_api
+from slime_cli import engine_api, manifests
 from slime_cli.errors import EngineError
 from slime_cli.manifests import layout
 from slime_cli.manifests.proof import Proof
+from slime_cli.models import schemes
 from slime_cli.weights import verification
 from slime_cli.weights.applying import Copy
 from slime_cli.weights.folder import Folder, as_folder, if_whole, opened, remove
-from slime_cli.weights.transport import BUFFER, Learner, Version, Writing
+from slime_cli.weights.transport import BUFFER, SPOILT, Learner, Version, Writing
 
 LOAD_TIMEOUT = 1800.0
 
@@ -76,17 +77,50 @@ def load(version: Folder, engines: Sequence[str], *, flush: bool) -> None:
     assertion when anything is in it, be it paused requests or a health check that has just been answered (SGLang
     0.5.16). ``flush`` therefore asks for it afterwards, and waits for what is about to end.
     """
-    body = {"model_path": str(version.path.resolve()), "weight_version": version.name, "flush_cache": False}
+    quantised = bool(schemes.settings(manifests.read_json(version.path / "config.json")))
 
     def one(url: str) -> None:
-        answer = engine_api.post(url, "/update_weights_from_disk", body, LOAD_TIMEOUT)
-        try:
-            said = answer.json()
-        except ValueError:
-            said = {"message": f"{answer.status_code} {answer.text[:300]}"}
-        if not said.get("success"):
-            raise EngineError(f"{url} could not load {version.path}: {said.get('message')}", "see the engine's log")
+        if quantised and (ranks := _reloading_ranks(url)):
+            _reload(version, url, ranks)
+        else:
+            _update(version, url)
         if flush:
             engine_api.flush(url)
 
     engine_api.each(engines, one)
+
+
+def _update(version: Folder, url: str) -> None:
+    """By SGLang's own loader."""
+    body = {"model_path": str(version.path.resolve()), "weight_version": version.name, "flush_cache": False}
+    answer = engine_api.post(url, "/update_weights_from_disk", body, LOAD_TIMEOUT)
+    try:
+        said = answer.json()
+    except ValueError:
+        said = {"message": f"{answer.status_code} {answer.text[:300]}"}
+    if not said.get("success"):
+        raise EngineError(f"{url} could not load {version.path}: {said.get('message')}", "see the engine's log")
+
+
+def _reloading_ranks(url: str) -> int:
+    """Ranks of an engine that was started with slime's loader of quantised weights; 0 of another."""
+    server = engine_api.get(url, "/server_info")
+    known = engine_api.RELOADER in (server.get("custom_weight_loader") or ())
+    return int(server.get("tp_size") or 1) if known else 0
+
+
+def _reload(version: Folder, url: str, ranks: int) -> None:
+    """By :mod:`slime_cli.weights.reloading`. The engine reports no version that it has a part of."""
+    from slime_cli.weights import shared
+
+    text = shared.folder(str(version.path.resolve()))
+    spoilt = {"new_version": version.name + SPOILT, "abort_all_requests": False}
+    engine_api.require(url, "/update_weight_version", spoilt, LOAD_TIMEOUT)
+    body = {
+        "serialized_named_tensors": [text] * ranks,
+        "load_format": engine_api.RELOADER,
+        "flush_cache": False,
+        "weight_version": version.name,
+        "disable_draft_model": True,
+    }
+    engine_api.require(url, "/update_weights_from_tensor", body, LOAD_TIMEOUT)

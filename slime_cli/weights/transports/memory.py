@@ -20,9 +20,8 @@ from slime_cli.manifests import layout
 from slime_cli.manifests.proof import Proof
 from slime_cli.weights import held, sums, verification
 from slime_cli.weights.held import Rank
-from slime_cli.weights.transport import BUFFER, Asked, Learner, Receiver, Sending, Version
+from slime_cli.weights.transport import BUFFER, SPOILT, Asked, Learner, Receiver, Sending, Version
 
-SPOILT = "-incomplete"
 TIMEOUT = 60.0
 LOAD_TIMEOUT = 300.0
 _DISK = "leave --update-weight-transport out: files suit every engine"
