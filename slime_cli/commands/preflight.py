@@ -183,12 +183,7 @@ def _fits(phase: Resolved, found: dict[str, Any]) -> None:
         architecture.to_derive(found, phase.megatron | of_critic, f"{model}, for the critic,")
     if s.loss_type == "sft_loss":
         return
-    if (scheme := schemes.of_config(found)) is not None and s.update_weight_transport != "disk":
-        raise UsageError(
-            f"--update-weight-transport {s.update_weight_transport}: the weights of {model} are quantised"
-            f" ({scheme.words}), which engines repack",
-            "leave it out: files suit them",
-        )
+    _quantised(s, found)
     context = architecture.context_length(found, phase.sglang.get("context_length"))
     if context is not None:
         train_data.check_lengths(s, context)
@@ -199,6 +194,20 @@ def _fits(phase: Resolved, found: dict[str, Any]) -> None:
     for name in ("use_routing_replay", "use_rollout_routing_replay"):
         if getattr(s, name):
             architecture.routed_experts(found, f"--{name.replace('_', '-')}: {model}")
+
+
+def _quantised(s: SlimeOptions, found: dict[str, Any]) -> None:
+    """Engines can be given the model's weights, where they are quantised, and prove them."""
+    scheme = schemes.of_config(found)
+    if scheme is None:
+        return
+    if s.update_weight_transport != "disk":
+        raise UsageError(
+            f"--update-weight-transport {s.update_weight_transport}: the weights of {s.hf_checkpoint} are quantised"
+            f" ({scheme.words}), which engines repack",
+            "leave it out: files suit them",
+        )
+    schemes.check_served(s.hf_checkpoint, scheme)
 
 
 def _machine(phase: Resolved, found: dict[str, Any], instead: Say | None) -> None:

@@ -139,3 +139,20 @@ def converted(folder: str | os.PathLike, scheme: Scheme) -> frozenset[str]:
             "download or convert the checkpoint again",
         )
     return frozenset(names)
+
+
+def check_served(folder: str | os.PathLike, scheme: Scheme) -> None:
+    """Raises DataError for a checkpoint whose weights engines could not be asked for: SGLang's weight checker (0.5.16)
+    takes blocks of FP8 for squares that divide a weight's width."""
+    if not isinstance(scheme, Fp8) or (scheme.strategy, scheme.suffix) != ("block", "_scale_inv"):
+        return
+    names, held = converted(folder, scheme), headers.read(folder).tensors
+    shapes = {name: held[name].shape for name in sorted(names)}
+    rows, columns = scheme.block
+    odd = next((name for name, shape in shapes.items() if rows != columns or shape[-1] % columns), None)
+    if odd is not None:
+        raise DataError(
+            f"{folder}: {odd} is {' x '.join(map(str, shapes[odd]))} in blocks of {rows} x {columns}, which SGLang"
+            " cannot sum up: no version could be proven",
+            "slime convert hf-to-fp8 with a square --block-size that divides the widths, or --strategy channel",
+        )

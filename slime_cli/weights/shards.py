@@ -18,7 +18,7 @@ import torch
 
 from slime_cli import manifests
 from slime_cli.weights import encoding
-from slime_cli.weights.verification import shortened
+from slime_cli.weights.reading import shortened
 
 HEADER = 1 << 17
 """Bytes left for a header: a thousand tensors or so. Spaces fill it, as the format allows."""

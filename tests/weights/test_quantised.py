@@ -5,6 +5,7 @@
 2. Weights that are not numbers are named, and no rank is left waiting.
 3. The trainer begins with the weights that the checkpoint stands for, and its genuine ranks publish the format.
 4. What is not known is refused in words.
+5. FP8 in blocks is proven by the sums of what it stands for; an engine that rescaled it, and other formats, are not.
 """
 
 import contextlib
@@ -18,14 +19,16 @@ import torch
 from safetensors.torch import load_file
 
 from slime_cli.convert import number_formats, requantise
-from slime_cli.errors import DataError
+from slime_cli.errors import DataError, EngineError
 from slime_cli.manifests import layout
 from slime_cli.models import architecture, quantise, schemes, tiny
-from slime_cli.weights import applying, quantised
-from slime_cli.weights.folder import opened
+from slime_cli.weights import applying, folder, quantised, sums, verification
+from slime_cli.weights.folder import Folder, opened
+from slime_cli.weights.held import FUSED
 from slime_cli.weights.transports.delta import Delta
 from tests.convert.test_requantise import read, weights, write
 from tests.ranks import Ranks
+from tests.scripted_engine import ScriptedEngine
 
 WORKER = pathlib.Path(__file__).with_name("publishing_rank.py")
 FORMATS: dict[str, number_formats.Format] = {
@@ -196,6 +199,15 @@ def test_weights_that_are_not_as_the_config_says_are_refused(tmp_path):
         schemes.converted(folder, schemes.Fp8("block"))
 
 
+@pytest.mark.parametrize("form", [number_formats.ToFp8(), number_formats.ToFp8(block=(32, 64))])
+def test_blocks_that_an_engine_cannot_sum_up_are_refused(tmp_path, form):
+    served = converted(write(tmp_path / "first", weights()), tmp_path / "served", form)
+    scheme = schemes.of_config(architecture.read_config(str(served)))
+    assert scheme is not None
+    with pytest.raises(DataError, match=f"blocks of {form.block[0]} x {form.block[1]}, which SGLang cannot sum up"):
+        schemes.check_served(served, scheme)
+
+
 def test_every_format_of_convert_is_known_by_its_config(tmp_path):
     source = write(tmp_path / "source", weights())
     for name, form in FORMATS.items():
@@ -212,3 +224,87 @@ def test_every_format_of_convert_is_known_by_its_config(tmp_path):
             )
         )
         assert scheme == wanted
+
+
+SHAPE = "num_hidden_layers=2&hidden_size=128&num_attention_heads=4&num_key_value_heads=2&head_dim=64"
+
+
+def sums_of(version: pathlib.Path, function: type[sums.Sum]) -> dict[str, str]:
+    """What an engine reports of FP8 in blocks, written from SGLang's ``block_quant_dequant``."""
+    stored = tensors(version)
+    plain = {}
+    for name, tensor in stored.items():
+        if (scale := stored.get(f"{name}_scale_inv")) is not None:
+            spread = scale.repeat_interleave(128, -2).repeat_interleave(128, -1)
+            plain[name] = (tensor.to(torch.float32) * spread).to(torch.bfloat16)
+        elif not name.endswith("_scale_inv"):
+            plain[name] = tensor
+    held_by_engine = {}
+    for name in plain:
+        for fused, parts in FUSED.items():
+            if f".{parts[0]}." in name:
+                held_by_engine[name.replace(parts[0], fused)] = torch.cat(
+                    [plain[name.replace(parts[0], part)] for part in parts]
+                )
+        if not any(f".{part}." in name for parts in FUSED.values() for part in parts):
+            held_by_engine[name] = plain[name]
+    out = {}
+    for name, tensor in held_by_engine.items():
+        total = function()
+        total.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        out[name] = total.text()
+    return out
+
+
+@pytest.fixture
+def blocks(tmp_path) -> Folder:
+    plain = pathlib.Path(tiny.make(f"tiny:qwen3?{SHAPE}", tmp_path / "plain"))
+    served = converted(plain, tmp_path / "served", FORMATS["block"])
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in tensors(plain).items()}
+    Ranks(served, weights, 2).publish(str(tmp_path / "v000001"), "v000001")
+    return opened(tmp_path / "v000001")
+
+
+def reporting(version: Folder, found: dict[str, str], device: str) -> ScriptedEngine:
+    engine = ScriptedEngine(version.path, device=device, version="0.5.16", dtype="auto")
+    engine.answers["/model_info"]["weight_version"] = version.name
+    engine.answers["/weights_checker"] = {"ranks": [{"checksums": found}]}
+    return engine
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_blocks_are_proven_by_the_sums_of_what_they_stand_for(blocks, device, monkeypatch):
+    monkeypatch.setattr(folder, "CHUNK", 3 * 128 * 128 + 64)  # a chunk ends within a block
+    found = sums_of(blocks.path, sums.Sha if device == "cpu" else sums.Tiles)
+    assert len(found) == 2 * 8 + 2
+    [proof] = verification.verify(blocks, [reporting(blocks, found, device).url])
+    assert (proof.kind, proof.tensors) == ("checksum", len(found))
+    for name in ("model.layers.1.self_attn.qkv_proj.weight", "model.norm.weight"):
+        with pytest.raises(EngineError, match=f"holds other weights than v000001 in 1 tensors, {name} first"):
+            verification.verify(blocks, [reporting(blocks, found | {name: "00"}, device).url])
+
+
+def test_an_engine_that_rescales_all_blocks_shows_nothing(blocks):
+    found = sums_of(blocks.path, sums.Tiles)
+    other = {name: "00" if "_proj." in name else value for name, value in found.items()}
+    assert [p.kind for p in verification.verify(blocks, [reporting(blocks, other, "cuda").url])] == ["version"]
+    with pytest.raises(EngineError, match="in 9 tensors"):
+        verification.verify(blocks, [reporting(blocks, other | {"model.norm.weight": "00"}, "cuda").url])
+
+
+def test_blocks_whose_bytes_have_changed_are_found(blocks):
+    found = sums_of(blocks.path, sums.Tiles)
+    file = next(blocks.path.glob("*.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DataError, match="its bytes have changed since"):
+        verification.verify(blocks, [reporting(blocks, found, "cuda").url])
+
+
+@pytest.mark.parametrize("form", ["channel", "int4", "powers of two"])
+def test_other_formats_do_not_count_as_verified(tmp_path, form):
+    served = converted(write(tmp_path / "first", weights()), tmp_path / "served", FORMATS[form])
+    Ranks(served, weights()).publish(str(tmp_path / "v000001"), "v000001")
+    version = opened(tmp_path / "v000001")
+    assert [p.kind for p in verification.verify(version, [reporting(version, {"x": "00"}, "cuda").url])] == ["version"]

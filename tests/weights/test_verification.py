@@ -18,7 +18,7 @@ from slime_cli import manifests
 from slime_cli.errors import DataError, EngineError
 from slime_cli.manifests import proof
 from slime_cli.weights import folder as folders
-from slime_cli.weights import publish, sums, verification
+from slime_cli.weights import publish, reading, sums, verification
 from slime_cli.weights.held import FUSED
 from tests import checkpoints
 from tests.scripted_engine import ScriptedEngine
@@ -226,7 +226,7 @@ def test_verifying_from_a_disk_takes_a_few_chunks_of_memory_whatever_the_size_of
     whole = hashlib.sha256()
     for _ in range(2 * 24):
         whole.update(bytes(4 << 20))
-    held = {f"{PREFIX}gate_up_proj.weight": verification.shortened(whole)}
+    held = {f"{PREFIX}gate_up_proj.weight": reading.shortened(whole)}
     engine = engine_with(held, dtype="float32")  # cast: twice the size
     tracemalloc.start()
     try:

@@ -166,6 +166,9 @@ class InTrainer:
         self.asked = Asked(tuple(names), dtype, function.__name__, tuple(ranks), self.version.step)
         return self._ask(self.asked).result()
 
+    def rescaled(self, name: str) -> bool:
+        return False
+
     def _ask(self, asked: Asked) -> concurrent.futures.Future[dict[str, list[frozenset[str]]]]:
         if asked not in self._found:
             self._found[asked] = self._pool.submit(self.version.learner.sums, asked)
