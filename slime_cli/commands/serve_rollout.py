@@ -56,7 +56,7 @@ def _serve(resolved: Resolved, run_dir: pathlib.Path, model: str, warnings: list
     fleet = Fleet(resolved, model, run_dir, Engine, screen.say)
     path = run_dir / layout.ENDPOINT
     try:
-        screen.say("starting the engines (about 40 s on a CPU)")
+        screen.say("starting the engines (about 20 s on a CPU)")
         endpoint = fleet.wait_healthy()
         claim.offer(claim.beside(path))
         endpoint = msgspec.structs.replace(endpoint, claim=str(claim.beside(path)), **matching.identity(model))

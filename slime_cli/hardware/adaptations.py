@@ -161,6 +161,13 @@ LORA_ON_CPU = Adaptation(
     devices="cpu",
     test="tests/hardware/test_engine_lora.py",
 )
+FORKED_WORKERS = Adaptation(
+    library="sglang",
+    what="an engine's schedulers and its detokenizer are forked from its server, through SGLang's hook registry",
+    why="spawned ones import SGLang again, each for eight seconds of a core, which is most of an engine's start",
+    devices="cpu",
+    test="tests/hardware/test_engine_workers.py",
+)
 EXPERTS_BY_LOCAL_NAMES = Adaptation(
     library="megatron-bridge",
     what="a bridge of ours knows each grouped expert under its name in local layers too",

@@ -203,7 +203,7 @@ class Fleet:
         return [s["url"] for s in (e.state() for e in self.engines) if s["exit_code"] is None]
 
     def stop(self) -> None:
-        """All at once: each may take seconds to answer a SIGTERM."""
+        """All at once: each may take a second to end."""
         processes = [self.router, *self.engines]
         with concurrent.futures.ThreadPoolExecutor(len(processes)) as pool:
             list(pool.map(lambda process: process.stop(), processes))

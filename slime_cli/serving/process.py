@@ -49,8 +49,8 @@ class Server:
         return "\n".join(lines)
 
     def stop(self, patience: float = 3.0) -> None:
-        """SIGTERM, then SIGKILL to its whole session. SGLang answers the first within 5 to 8 s, most of it asleep."""
-        if self._process.poll() is None:
+        """SIGTERM, then SIGKILL to its whole session after ``patience`` seconds; without patience, at once."""
+        if patience and self._process.poll() is None:
             self._process.terminate()
             try:
                 self._process.wait(patience)

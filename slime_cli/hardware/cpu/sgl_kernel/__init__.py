@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from slime_cli.hardware import adaptations
-from slime_cli.hardware.cpu import engine_attention, engine_lora
+from slime_cli.hardware.cpu import engine_attention, engine_lora, engine_workers
 
 __version__ = "0.4.5"
 
@@ -18,6 +18,7 @@ if not torch.cuda.is_available():
     adaptations.CUDA_ON_CPU.replace(torch.cuda, synchronize=lambda *args, **kwargs: None)
     engine_attention.register()
     engine_lora.register()
+    engine_workers.register()
 
 
 def __getattr__(name: str) -> Any:
