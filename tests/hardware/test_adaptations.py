@@ -38,6 +38,7 @@ READS = {
     "_asdict": "public, of named tuples",
     "_foreach_copy_": "torch has no other call that copies many tensors at once, and its own optimizers use it",
     "_actions": "argparse has no other list of a parser's options",
+    "_init_weights": "transformers gives a layer that is made later its first values by nothing else",
     "_non_persistent_buffers_set": "torch has no other way to tell such buffers from those of a checkpoint",
 }
 """Private names that are read or called, and nothing is changed."""
