@@ -16,7 +16,7 @@ from typing import Any
 from slime_cli.errors import DataError
 from slime_cli.findings import Finding
 from slime_cli.manifests import checkpoints, read_json
-from slime_cli.models import headers, tensors
+from slime_cli.models import headers, schemes, tensors
 
 AGAIN = "download the checkpoint again"
 QUANTISED = {
@@ -120,7 +120,12 @@ def check_config(folder: pathlib.Path) -> Finding:
     architectures = config.get("architectures")
     if not architectures:
         return Finding("model config", "fail", "config.json names no architectures", 'add "architectures": ["..."]')
-    return Finding("model config", "ok", f"{', '.join(architectures)}, {config.get('model_type', 'no model_type')}")
+    detail = f"{', '.join(architectures)}, {config.get('model_type', 'no model_type')}"
+    try:
+        scheme = schemes.of_config(config)
+    except DataError as error:
+        return Finding("model config", "warn", f"{detail}; {error.message.removeprefix('config.json: ')}", error.fix)
+    return Finding("model config", "ok", detail + (f", {scheme.words}" if scheme else ""))
 
 
 # -- tokenizer ---------------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ class Dequantised:
     block: tuple[int, int]
     scales: dict[str, str]
     """Weight in FP8 -> its scale, where blocks divide it: SGLang takes blocks for squares by its width."""
+    dtype: str
+    """In which an engine computes that chooses for itself, and keeps what is not quantised: the config's."""
 
     @property
     def name(self) -> str:
@@ -71,8 +73,9 @@ def summed_up(version: Version) -> Version:
     """``version``, or what of it engines sum up where that is known to be another thing."""
     if not isinstance(version, Folder) or version.manifest.base is not None:
         return version
-    path = version.path / "config.json"
-    scheme = schemes.of_config(architecture.read_config(str(version.path))) if path.is_file() else None
+    there = (version.path / "config.json").is_file()
+    config = architecture.read_config(str(version.path)) if there else {}
+    scheme = schemes.of_config(config)
     if not isinstance(scheme, schemes.Fp8) or (scheme.strategy, scheme.suffix) != ("block", "_scale_inv"):
         return version
     held = version.manifest.tensors
@@ -81,7 +84,7 @@ def summed_up(version: Version) -> Version:
         for name, tensor in held.items()
         if tensor.dtype == "float8_e4m3fn" and _fits(tensor, held.get(name + scheme.suffix), scheme.block)
     }
-    return Dequantised(version, scheme.block, scales)
+    return Dequantised(version, scheme.block, scales, config.get("dtype") or config.get("torch_dtype") or "bfloat16")
 
 
 def _fits(weight: manifests.Tensor, scale: manifests.Tensor | None, block: tuple[int, int]) -> bool:

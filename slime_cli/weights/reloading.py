@@ -63,7 +63,11 @@ def _by_layer(folder: pathlib.Path) -> dict[int, _Files]:
     from safetensors import safe_open
 
     found: dict[int, _Files] = collections.defaultdict(lambda: collections.defaultdict(list))
+    index = folder / "model.safetensors.index.json"
+    listed = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else None
     for path in sorted(folder.glob("*.safetensors")):
+        if listed is not None and path.name not in listed:
+            continue  # some models' folders hold the weights a second time, in another form
         with safe_open(path, framework="pt") as file:
             for name in file.keys():
                 found[_number(name)][path].append(name)

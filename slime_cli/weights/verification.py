@@ -190,6 +190,8 @@ class Sums:
         cuts = [tuple(held.cut(part, tensors[part].shape, rank) for part in parts) for rank in ranks]
         known = [cut for cut in dict.fromkeys(cuts) if None not in cut]
         published = {tensors[part].dtype for part in parts}
+        if dtype == "auto" and isinstance(self.version, Dequantised):
+            dtype = self.version.dtype
         dtypes = published if dtype == "auto" else {dtype, *published}
         found = [dict(zip(known, self._of_cuts(parts, known, wanted, function), strict=True)) for wanted in dtypes]
         return [frozenset(by_cut[cut] for by_cut in found if cut in by_cut) for cut in cuts]

@@ -260,3 +260,17 @@ def test_what_is_no_folder_is_answered_with_what_was_meant(given, fix, model, mo
 def test_a_megatron_checkpoint_is_named_where_an_hf_one_belongs(tmp_path):
     (tmp_path / "iter_0000000").mkdir()
     assert "that is a Megatron checkpoint" in whole.check_config(tmp_path).fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "said"),
+    [
+        (dict(quant_method="fp8", weight_block_size=[128, 128]), "ok", "FP8, a scale a block of 128 x 128"),
+        (dict(quant_method="gptq", bits=4), "warn", "quantised by gptq, and new weights cannot be made so here"),
+    ],
+)
+def test_how_a_model_is_quantised_is_said(model, settings, status, said):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    found = whole.check_config(model)
+    assert found.status == status and said in found.detail

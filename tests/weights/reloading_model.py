@@ -1,12 +1,15 @@
 """``A B LACKING``: SGLang's own model, of its own layers, loads checkpoint A, then by slime's loader B, A again and, at
 last, LACKING, which lacks a layer's weights. On a CPU, where such a model can be loaded and not computed with. Prints
-JSON: what differs from models that SGLang loaded from A and B at the start, what lies elsewhere, and the last's error.
+JSON: what differs from models that SGLang loaded from A and B at the start, what lies elsewhere, the sums that SGLang's
+weight checker takes of B, and the last's error.
 """
 
 import json
 import os
 import subprocess
 import sys
+import types
+from typing import Any
 
 from slime_cli.addresses import free_port
 from slime_cli.hardware import device
@@ -28,18 +31,32 @@ def prepare(path: str) -> None:
     import torch
 
     torch.cuda.get_device_capability = lambda *_: (9, 0)  # asked before a format is taken
+    torch.cuda.synchronize = lambda *_: None
     from sglang.srt import runtime_context
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
     from sglang.srt.layers.dp_attention import initialize_dp_attention
+    from sglang.srt.layers.quantization import fp8
     from sglang.srt.server_args import ServerArgs
 
+    fp8._is_cpu = False  # blocks are prepared as on a Hopper GPU, which takes them as they are
     options = dict(attention_backend="torch_native", dtype="bfloat16", disable_overlap_schedule=True)
     args = ServerArgs(model_path=path, device="cpu", **options)
     runtime_context._CONTEXT.set_server_args(args)
     init_distributed_environment(1, 0, f"tcp://127.0.0.1:{free_port()}", 0, "gloo")
     initialize_model_parallel()
     initialize_dp_attention(args, ModelConfig.from_server_args(args))
+
+
+def reported(model: Any) -> dict[str, str]:
+    """What SGLang's own weight checker says of the model."""
+    from sglang.srt.utils.weight_checker import WeightChecker
+
+    alone = dict.fromkeys(("tp_rank", "dp_rank", "pp_rank"), 0)
+    place = types.SimpleNamespace(**alone, **dict.fromkeys(("tp_size", "attn_dp_size", "pp_size"), 1))
+    answer = WeightChecker(get_model=lambda: model, ps=place).handle("checksum")
+    assert answer is not None
+    return answer["checksums"]
 
 
 def main(a: str, b: str, lacking: str) -> None:
@@ -66,6 +83,7 @@ def main(a: str, b: str, lacking: str) -> None:
     found = {"between": len(differing(of_a, of_b)), "tensors": len(of_a)}
     found["dtypes"] = sorted({str(tensor.dtype) for tensor in of_a.values()})
     found["after_b"] = differing(load(b), of_b)
+    found["sums"] = reported(one)
     found["after_a"] = differing(load(a), of_a)
     found["moved"] = [name for name, tensor in one.named_parameters() if tensor.data_ptr() != places[name]]
     try:
