@@ -4,10 +4,16 @@ Every failure is an EngineError that names the engine. :func:`each` asks all eng
 engine keeps no other from being told: an engine that nobody resumes would stand still for ever.
 """
 
+import collections
 import concurrent.futures
 import functools
+import http.client
+import json
+import select
+import socket
 import ssl
 import time
+import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -56,22 +62,55 @@ def post(url: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Res
 
 
 class Session:
-    """Requests over connections that stay open, for many in a row. Threads may share it."""
+    """Requests over connections that stay open, for many in a row, with as little work for each as there can be: they
+    are sent while something else is computed. ``timeout``: seconds without a sign of the engine. Threads may share it.
+    """
 
     def __init__(self, timeout: float) -> None:
-        self._http = _client(timeout)
+        self._timeout = timeout
+        self._free: collections.defaultdict[str, list[http.client.HTTPConnection]] = collections.defaultdict(list)
+        """By URL, connections that no request is on."""
 
     def done(self, url: str, path: str, body: dict[str, Any]) -> None:
         """Raises EngineError unless the engine answers that it has done it."""
+        connection = self._connection(url)
         try:
-            answer = self._http.post(url + path, json=body)
-        except httpx.HTTPError as error:
+            connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
             raise EngineError(f"{url}{path}: {type(error).__name__}: {error}", _RUNNING) from None
-        if answer.status_code != 200:
-            raise EngineError(f"{url}{path} answered {answer.status_code}: {answer.text.strip()[:300]}", _RUNNING)
+        self._free[url].append(connection)
+        if answer.status != 200:
+            raise EngineError(f"{url}{path} answered {answer.status}: {text.strip()[:300]}", _RUNNING)
 
     def close(self) -> None:
-        self._http.close()
+        for connections in self._free.values():
+            while connections:
+                connections.pop().close()
+
+    def _connection(self, url: str) -> http.client.HTTPConnection:
+        """One that is open, or that opens itself with its first request."""
+        free = self._free[url]
+        while free:
+            connection = free.pop()
+            if connection.sock is not None and not _readable(connection.sock):
+                return connection
+            connection.close()  # the engine has closed it, as it does after some seconds
+        where = urllib.parse.urlsplit(url)
+        assert where.hostname is not None, url
+        if where.scheme == "https":
+            return http.client.HTTPSConnection(
+                where.hostname, where.port, timeout=self._timeout, context=_certificates()
+            )
+        return http.client.HTTPConnection(where.hostname, where.port, timeout=self._timeout)
+
+
+def _readable(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def require(url: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Response:
