@@ -57,7 +57,8 @@ def main() -> int:
         found = dict(zip(RUNS, pool.map(lambda name: run(folder, name), RUNS), strict=True))
     for result in found.values():
         common.say("drafts", machine=common.machine(), **result)
-    if not all(result.get("accept_rate") and result["engines_verified"] is True for result in found.values()):
+    proven = all(found[name].get("engines_verified") is True for name in ("disk", "ipc"))  # others have no such layer
+    if not proven or not all(result.get("accept_rate") for result in found.values()):
         common.say("held", held=False)
         return 1
     rate = {name: sum(result["accept_rate"]) / len(result["accept_rate"]) for name, result in found.items()}
