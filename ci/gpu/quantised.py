@@ -55,7 +55,7 @@ BOUND = 2e-2
 PROMPTS = [[random.Random(seed).randrange(3, 250) for _ in range(48)] for seed in range(8)]
 ENGINE = ["--sglang-mem-fraction-static", "0.4", "--sglang-max-total-tokens", "8192", "--sglang-cuda-graph-max-bs", "8"]
 """The fraction is of what is free at an engine's start, and others start meanwhile; the tokens are what it takes."""
-RUN = "--num-rollout 3 --rollout-batch-size 8 --n-samples-per-prompt 4 --rollout-max-response-len 64 --lr 1e-4".split()
+RUN = "--num-rollout 3 --rollout-batch-size 8 --n-samples-per-prompt 4 --rollout-max-response-len 64 --lr 1e-6".split()
 RUN += ["--entropy-coef", "0.01"]  # a random model earns no reward
 ENVIRONMENT = os.environ | {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"}
 """DeepGEMM, where it is installed, would compile for minutes what these prompts don't need."""

@@ -68,6 +68,10 @@ class Start:
         if start or not commits:
             restored = f", restored from {scheme.words}" if scheme and not start else ""
             self.say(f"{self.name}: the weights of {start or self.model}{restored}")
+            if restored and self.options.slime.generates:
+                self.say(
+                    "small updates are rounded away in engines at first: --ref-load of the original weights avoids it"
+                )
         if scheme and self.options.slime.generates:
             self.say(f"{self.name}: versions are published as {scheme.words}, the format of {self.model}")
         if start:
