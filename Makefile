@@ -14,7 +14,7 @@ check: lint
 	@.venv/bin/python -m pytest tests -m "not engine and not slow" -n auto --dist worksteal
 
 test: lint
-	@.venv/bin/python -m pytest tests
+	@bash ci/test.sh
 
 demo: setup
 	@bash ci/demo.sh

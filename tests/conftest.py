@@ -1,5 +1,6 @@
-"""For all tests: hypothesis has no deadline, so that a busy machine does not fail a property; and genuine engines,
-started once a session: `slime serve-rollout` in a process of its own."""
+"""For all tests: hypothesis has no deadline, so that a busy machine does not fail a property; torch's threads sleep
+while they wait, as the trainer's do, since tests share the cores with engines and with each other; and genuine engines,
+started once a session (by each process of `pytest -n`): `slime serve-rollout` in a process of its own."""
 
 import os
 import signal
@@ -8,6 +9,7 @@ import time
 import hypothesis
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
 hypothesis.settings.register_profile("slime", deadline=None)
 hypothesis.settings.load_profile("slime")
 

@@ -34,6 +34,7 @@ class Recorder(http.server.ThreadingHTTPServer):
     """Stands in front of the router of an ``endpoint.json`` (``with``)."""
 
     daemon_threads = True
+    request_queue_size = 512  # by default 5: of an evaluation's connections the others try again, after up to 16 s
 
     def __init__(self, endpoint: pathlib.Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
