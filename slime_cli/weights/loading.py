@@ -11,12 +11,13 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from slime_cli.weights import progress
+from slime_cli.weights.opened import Opened, Opening
 
+_buffers = Opened()
 _log = logging.getLogger(__name__)
 
 
@@ -61,8 +62,6 @@ class _Plan:
     parts: list[list[_Copies]]
 
 
-Opening = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
-"""A function and its arguments, which give a buffer's bytes in the process that calls it: shape [bytes], uint8."""
 Announced = tuple[str, int, int | None, tuple[int, ...]]
 """Where the writer's counts are, which of its engines this one is, and how many parts there were before this bucket
 (:mod:`slime_cli.weights.progress`), None where all of it is written; and for each of its parts, how many tensors are in
@@ -94,11 +93,8 @@ def load(model: torch.nn.Module, named: Sequence[tuple[Described, torch.Tensor]]
     try:
         plan = _planned(model, text, ends)
         with progress.Waiting(path, engine, before, len(plan.parts)) as waiting:
-            try:
-                buffer = opened(*arguments)
-            except RuntimeError as error:  # the writer has ended just now
-                raise progress.NotWritten(f"its buffer cannot be opened: {error}") from None
-            _copy(plan, buffer, waiting.part)
+            with _buffers.open((opened, arguments), path, engine) as buffer:
+                _copy(plan, buffer, waiting.part)
             waiting.loaded()
     except (progress.NotWritten, ValueError) as error:
         _log.warning("a bucket of weights was announced and is not loaded: %s", error)

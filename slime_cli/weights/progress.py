@@ -24,8 +24,12 @@ _LOOK = 0.1
 """Seconds between two looks at whether the writer is still there."""
 _WRITTEN, _GIVEN_UP, _ENGINES = range(3)
 """Places of the counts: the last part that can be read; the last part of the bucket that was given up last; and from
-there on two for each engine: whether it was here in this sync, and the parts that it has loaded in it."""
+there on three for each engine: whether it was here in this sync, the parts that it has loaded in it, and whether it
+has buffers open."""
+_HERE, _LOADED, _OPEN = range(3)
 _NUMBER = struct.Struct("=q")
+_CLOSED = 2.0
+"""Seconds within which an engine that lives has closed its buffers."""
 
 
 class NotWritten(Exception):
@@ -42,13 +46,19 @@ class Written:
         self._written = 0
         self._end = 0
         """The last part that was announced."""
+        self._engines = 0
+        """Engines that have counts here, at most."""
         _put(self._file, _WRITTEN, 0)
         _put(self._file, _GIVEN_UP, 0)
 
     def begin(self, engines: int) -> None:
         """A sync into so many engines."""
-        for place in range(_ENGINES, _ENGINES + 2 * engines):
-            _put(self._file, place, 0)
+        for engine in range(engines):
+            _put(self._file, _place(engine, _HERE), 0)
+            _put(self._file, _place(engine, _LOADED), 0)
+        for engine in range(self._engines, engines):
+            _put(self._file, _place(engine, _OPEN), 0)
+        self._engines = max(self._engines, engines)
 
     def announce(self, parts: int) -> int:
         """A bucket of so many parts is going to be written; how many parts there were before."""
@@ -67,20 +77,41 @@ class Written:
 
     def was_here(self, engine: int) -> bool:
         """Whether the engine can open these counts, as :func:`come` has shown in this sync."""
-        return _read(self._file, _ENGINES + 2 * engine) == (1,)
+        return _read(self._file, _place(engine, _HERE)) == (1,)
 
     def loaded(self, engine: int) -> int:
         """Parts of whole buckets that the engine has loaded in this sync."""
-        return _read(self._file, _ENGINES + 2 * engine + 1)[0]
+        return _read(self._file, _place(engine, _LOADED))[0]
+
+    def wait_closed(self) -> None:
+        """Returns when no engine has a buffer open, or has not said so for longer than one that lives takes."""
+        deadline = time.monotonic() + _CLOSED
+        for engine in range(self._engines):
+            while _read(self._file, _place(engine, _OPEN)) == (1,) and time.monotonic() < deadline:
+                time.sleep(_LONG)
+            _put(self._file, _place(engine, _OPEN), 0)
 
 
 def come(path: str, engine: int) -> None:
     """An engine shows the writer that it can open the counts, if it can: another user's process cannot, nor one that
     sees other processes (a container)."""
+    _say(path, _place(engine, _HERE), 1)
+
+
+def hold(path: str, engine: int, holds: bool) -> None:
+    """An engine says whether it has buffers open. A writer that is gone need not know."""
+    _say(path, _place(engine, _OPEN), int(holds))
+
+
+def _say(path: str, which: int, number: int) -> None:
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDWR)
-        _put(file, _ENGINES + 2 * engine, 1)
+        _put(file, which, number)
         os.close(file)
+
+
+def _place(engine: int, which: int) -> int:
+    return _ENGINES + 3 * engine + which
 
 
 class Waiting:
@@ -89,7 +120,7 @@ class Waiting:
 
     def __init__(self, path: str, engine: int, before: int, parts: int) -> None:
         self.path = path
-        self._loaded = _ENGINES + 2 * engine + 1
+        self._loaded = _place(engine, _LOADED)
         self._before = before
         self._parts = parts
         self._looked = time.monotonic()

@@ -49,6 +49,7 @@ class Sender:
 
     def free(self) -> None:
         """The memory of both buffers is given back, until the next :meth:`send`."""
+        self._known.counts.wait_closed()
         self._shared.free()
         self._own.free()
 

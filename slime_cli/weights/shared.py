@@ -25,7 +25,8 @@ import torch
 
 from slime_cli.weights import loading, reloading
 from slime_cli.weights.buckets import Bucket, Place
-from slime_cli.weights.loading import Announced, Opening
+from slime_cli.weights.loading import Announced
+from slime_cli.weights.opened import Opening
 
 
 class Shared:
