@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# What `make test` runs: every test, in two parts. The layouts' jobs take every core for minutes and begin with a
-# session: one process runs what reads them. All others go two files at a time: while one waits for engines to start,
-# the other one computes. Both parts run whatever the first gives; what failed and the counts of both are the last
-# lines, and the exit code is 1 unless both passed.
+# What `make test` runs: every test, in two parts side by side. The layouts' jobs take minutes and begin with a session,
+# so one process runs what reads them. All others go two files at a time: while one waits for engines to start, the
+# other one and the jobs compute. What failed and the counts of both parts are the last lines, and the exit code is 1
+# unless both passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
-trap 'exit 130' INT
+trap 'wait; exit 130' INT  # Ctrl-C reaches both parts
 layouts=(tests/training tests/weights/test_bridge.py)
 failed=0
 
-part() {  # NAME ARGUMENTS OF PYTEST...
-    .venv/bin/python -m pytest "${@:2}" 2>&1 | tee "$logs/$1" || failed=1
-}
-
-part others tests "${layouts[@]/#/--ignore=}" -n 2 --dist loadfile --no-loadscope-reorder
-part layouts "${layouts[@]}"
+env --default-signal=INT .venv/bin/python -m pytest "${layouts[@]}" >"$logs/layouts" 2>&1 &
+beside=$!
+.venv/bin/python -m pytest tests "${layouts[@]/#/--ignore=}" -n 2 --dist loadfile --no-loadscope-reorder 2>&1 |
+    tee "$logs/others" || failed=1
+echo "the layouts' tests, which ran beside these:"
+wait "$beside" || failed=1
+cat "$logs/layouts"
 for name in others layouts; do
     grep -E '^(FAILED|ERROR)' "$logs/$name"
     echo "$name: $(tail -n 1 "$logs/$name")"
