@@ -11,7 +11,7 @@ trap 'wait; exit 130' INT  # Ctrl-C reaches both parts
 layouts=(tests/training tests/weights/test_bridge.py)
 failed=0
 
-env --default-signal=INT .venv/bin/python -m pytest "${layouts[@]}" >"$logs/layouts" 2>&1 &
+env --default-signal=INT nice -n 5 .venv/bin/python -m pytest "${layouts[@]}" >"$logs/layouts" 2>&1 &
 beside=$!
 .venv/bin/python -m pytest tests "${layouts[@]/#/--ignore=}" -n 2 --dist loadfile --no-loadscope-reorder 2>&1 |
     tee "$logs/others" || failed=1
