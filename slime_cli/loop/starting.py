@@ -17,6 +17,7 @@ from slime_cli.models import architecture, schemes
 from slime_cli.options import roles
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
+from slime_cli.serving import drafts
 from slime_cli.training.settings import Settings
 
 
@@ -74,6 +75,8 @@ class Start:
                 )
         if scheme and self.options.slime.generates:
             self.say(f"{self.name}: versions are published as {scheme.words}, the format of {self.model}")
+            if self.options.sglang.get("speculative_algorithm") in drafts.OWN:
+                self.say("warning: layers that quantised engines draft with get no new weights")
         if start:
             self.learner.load(start, weights_only=True)
 
