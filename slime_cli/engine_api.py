@@ -113,6 +113,11 @@ def _readable(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
+def has_loader(server: dict[str, Any], loader: str) -> bool:
+    """Whether an engine was started with this ``--custom-weight-loader``. ``server``: its ``/server_info``."""
+    return loader in (server.get("custom_weight_loader") or ())
+
+
 def require(url: str, path: str, body: dict[str, Any], timeout: float) -> httpx.Response:
     """The engine's answer to a request that it must not refuse. Raises EngineError."""
     answer = post(url, path, body, timeout)

@@ -117,7 +117,7 @@ def compare(url: str, learner: Learner, plain: Plain, mib: int) -> float:
 
 
 def broken(name: str, work: Callable[[], object]) -> bool:
-    """Whether it is an error within the limit."""
+    """True if ``work`` raises an error of slime within the limit."""
     started = time.monotonic()
     try:
         work()

@@ -109,7 +109,7 @@ class Engine:
 
 
 def log_probs(url: str) -> list[float]:
-    """Of every token of the prompts, one request at a time, nothing cached."""
+    """Log-probabilities of every token of the prompts, one request at a time, without a prefix cache."""
     found = []
     for prompt in PROMPTS:
         httpx.post(f"{url}/flush_cache", timeout=60, trust_env=False)

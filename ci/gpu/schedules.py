@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from bench.syncs import serving
-from ci.gpu import common, shapes, synthetic
+from ci.gpu import common, engines, shapes, synthetic
 
 SCHEDULES = {
     "sync": [],
@@ -25,7 +25,6 @@ SCHEDULES = {
 }
 ROLLOUTS = 8
 """The first two warm up, and the last has nothing to generate beside it."""
-SMALL = "tiny:qwen3?num_hidden_layers=2&hidden_size=64&intermediate_size=128&head_dim=16"
 FEW = (
     "--rollout-batch-size 8 --n-samples-per-prompt 4 --rollout-max-response-len 48 --rollout-max-prompt-len 64"
     " --max-tokens-per-gpu 512 --rollout-stop-token-ids 65 66 67 68 69 70 71 72"
@@ -34,7 +33,7 @@ MIXED = ["--rollout-max-response-len", "4096", "--rollout-stop-token-ids", *synt
 
 
 def run(folder: pathlib.Path, name: str, model: pathlib.Path, small: bool) -> dict[str, Any] | None:
-    """What its rollouts took; None where it failed."""
+    """Trains under one schedule; seconds, idle shares and staleness of its rollouts, or None if the run failed."""
     path = folder / name
     words = ["--profile", "gpu-synthetic", "--hf-checkpoint", str(model), "--save-interval", "100"]
     words += ["--rollout-endpoint", str(folder / "serve" / "endpoint.json"), "--colocate=false"]
@@ -61,7 +60,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     held = True
     base = 0.0
-    with serving(folder, SMALL if args.small else shapes.tiny(shapes.QWEN3_06B)) as (_, model):
+    with serving(folder, engines.SMALL if args.small else shapes.tiny(shapes.QWEN3_06B)) as (_, model):
         if common.gpus() > 1:
             os.environ["CUDA_VISIBLE_DEVICES"] = "1"  # the engine has the first
         for name in SCHEDULES:

@@ -23,7 +23,7 @@ STOPS = [str(token) for token in range(1000, 151_000, 500)]
 """Ending on one of these 300 tokens of 151,936, answers of a model with random weights have geometric lengths."""
 ENGINE = ["--sglang-mem-fraction-static", "0.3"]
 ROLLOUTS = 8
-"""Of a run; the first warms up, the fifth and the last end with a checkpoint."""
+"""Rollouts of a run. The first warms up, the fifth and the last end with a checkpoint."""
 SAMPLES = 256
 LENGTH = 512
 PARAMETERS = 0.596e9

@@ -30,7 +30,7 @@ IMPORTS = {
 }
 """Statement that shows an engine can be imported, by name."""
 IN_ENGINES = ("sglang", "sglang-router")
-"""What is imported in the environment that slime gives its engines, where there is no Megatron."""
+"""Packages that engines import, in an environment without Megatron."""
 
 GIB = 1 << 30
 

@@ -14,10 +14,9 @@ from slime_cli.cluster.learner import Learner
 from slime_cli.loop import resuming
 from slime_cli.manifests import checkpoints, layout
 from slime_cli.models import architecture, schemes
-from slime_cli.options import roles
+from slime_cli.options import drafts, roles
 from slime_cli.options.groups import SlimeOptions
 from slime_cli.options.resolve import Resolved
-from slime_cli.serving import drafts
 from slime_cli.training.settings import Settings
 
 

@@ -38,7 +38,7 @@ subnormal numbers are needed."""
 
 
 def stored(name: str, weight: torch.Tensor, scheme: Scheme) -> dict[str, torch.Tensor]:
-    """What a checkpoint of ``scheme`` holds for the weight ``name``, by the tensors' names."""
+    """The tensors, by name, that a checkpoint of ``scheme`` stores for the weight ``name``."""
     if isinstance(scheme, Int4):
         return {name + suffix: part for suffix, part in quantise_int4(weight, scheme.group, scheme.symmetric).items()}
     values, scale = quantise_fp8(weight, scheme.strategy, scheme.block, scheme.scale_fmt)

@@ -53,7 +53,7 @@ Scheme = Fp8 | Int4
 
 
 def settings(config: dict[str, Any]) -> dict[str, Any]:
-    """What ``config.json`` says of quantisation, wherever it says it; empty where nothing is quantised."""
+    """The quantisation settings of ``config.json``, under whichever key they are; empty for a model without."""
     text = config.get("text_config") or {}
     return (
         config.get("quantization_config") or config.get("compression_config") or text.get("quantization_config") or {}

@@ -10,9 +10,9 @@ import tempfile
 from slime_cli import addresses, engine_api, processes
 from slime_cli.errors import UsageError
 from slime_cli.hardware import device as hardware
-from slime_cli.options import adapters
+from slime_cli.models import families
+from slime_cli.options import adapters, drafts
 from slime_cli.options.resolve import Resolved
-from slime_cli.serving import drafts
 from slime_cli.serving.process import Server
 
 
@@ -130,7 +130,7 @@ def engine_argv(resolved: Resolved, model: str) -> list[str]:
         # values
         # that older weights computed.
         needed |= {"incremental_streaming_output": True, "disable_radix_cache": True}
-    needed |= adapters.served(resolved.slime) | drafts.options(resolved.sglang, config, model)
+    needed |= adapters.served(resolved.slime) | drafts.options(resolved.sglang, families.text(config), model)
     if resolved.slime.offload_rollout:
         needed |= hardware.gives_memory_back()
     merged = {k: v for k, v in needed.items() if not resolved.taken_back("sglang", k)} | resolved.sglang

@@ -23,7 +23,7 @@ MOST = 8
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a bucket has."""
+    """The tensors of a bucket, and their places."""
 
     places: list[buckets.Place]
     _views: "weakref.WeakKeyDictionary[shared.Shared, buckets.Expected]" = dataclasses.field(
@@ -63,7 +63,7 @@ def _views(memory: shared.Shared, place: buckets.Place) -> Sequence[torch.Tensor
 
 
 class Known:
-    """What a sender keeps from one sync to the next."""
+    """The state that a sender keeps from one sync to the next."""
 
     def __init__(self) -> None:
         self.counts = progress.Written()
@@ -95,7 +95,7 @@ class Announcing:
         self._number = -1
         """The bucket that is being written."""
         self._now: Layout | None = None
-        """What engines were told of it."""
+        """The layout that engines were told for it; None if they were told nothing."""
         self._tensors = self._parts = 0
         """How many of it are written."""
         self._whole = 0
@@ -124,8 +124,8 @@ class Announcing:
         self._post(text)
 
     def added(self, place: buckets.Place) -> bool:
-        """Whether what the bucket has with this tensor is a part, which is to be written and counted now. The last part
-        is not known as such before the bucket is done."""
+        """Notes a tensor that was added. True if it ends a part, which must be written and counted now; for the last
+        part, :meth:`done` does that."""
         if self._now is None:
             return False
         places, ends = self._now.places, self._now.ends

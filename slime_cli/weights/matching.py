@@ -88,7 +88,7 @@ def _require_reloader(url: str, config: dict[str, Any]) -> None:
     scheme = schemes.of_config(config)
     if scheme is None or isinstance(scheme, schemes.Fp8) and scheme.strategy == "block":
         return
-    if engine_api.RELOADER not in (engine_api.get(url, "/server_info").get("custom_weight_loader") or ()):
+    if not engine_api.has_loader(engine_api.get(url, "/server_info"), engine_api.RELOADER):
         raise UsageError(
             f"{url} serves {scheme.words}, which it cannot load a second time",
             f"start it with slime serve-rollout, or with --custom-weight-loader {engine_api.RELOADER} where slime is"

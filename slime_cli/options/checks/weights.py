@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from slime_cli.options.checks.common import Problem
+from slime_cli.options.drafts import OWN
 from slime_cli.options.resolve import Resolved
 
 
@@ -31,7 +32,7 @@ def drafts(r: Resolved) -> Iterator[Problem]:
             " model too, whose weights would be lost",
             "draft with the policy's own MTP layers (leave it out), or by --sglang-speculative-algorithm NGRAM",
         )
-    if algorithm in ("EAGLE", "NEXTN") and r.slime.update_weight_transport == "nccl":
+    if algorithm in OWN and r.slime.update_weight_transport == "nccl":
         yield (
             f"--sglang-speculative-algorithm {algorithm} with --update-weight-transport nccl: SGLang loads what a group"
             " sends into the model alone, and the layers that draft would keep old weights",

@@ -121,7 +121,7 @@ class Words:
         return parts
 
     def balanced(self, begin: str, end: str) -> str:
-        """What stands between two marks, the same ones inside it kept."""
+        """The text between two marks; marks nested in it stay."""
         line = self.line
         self.take(len(begin))
         start = self.at

@@ -105,7 +105,7 @@ def _update(version: Folder, url: str) -> None:
 def _reloading_ranks(url: str) -> int:
     """Ranks of an engine that was started with slime's loader of quantised weights; 0 of another."""
     server = engine_api.get(url, "/server_info")
-    known = engine_api.RELOADER in (server.get("custom_weight_loader") or ())
+    known = engine_api.has_loader(server, engine_api.RELOADER)
     return int(server.get("tp_size") or 1) if known else 0
 
 

@@ -205,7 +205,7 @@ def receiver(url: str, ranks: Sequence[str], way: Literal["ipc", "nccl"]) -> Rec
             " shared on one machine",
             _DISK,
         )
-    loader = engine_api.LOADER in (server.get("custom_weight_loader") or ())
+    loader = engine_api.has_loader(server, engine_api.LOADER)
     return Receiver(url, _by_device(url, server, ranks) if on_gpus else sources, loader)
 
 
